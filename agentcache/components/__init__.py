@@ -1,0 +1,1 @@
+"""Components: one reuse rule per layer kind, composable on one tree."""

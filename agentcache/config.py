@@ -1,0 +1,80 @@
+"""Frozen configuration that checks itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agentcache.errors import ConfigError
+
+__all__ = ["CacheConfig", "parse_bytes"]
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes from a number or a text such as "512MiB", "1.5 GB", "4096".
+
+    >>> parse_bytes("512MiB")
+    536870912
+
+    Raises ConfigError for a negative number or an unknown unit.
+    """
+    if isinstance(value, int):
+        if value < 0:
+            raise ConfigError(f"{value} is no size in bytes; give a number of at least 0")
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ConfigError(f'{value!r} is no size in bytes; write it as "512MiB", "2GB" or 4096')
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Settings of one cache.
+
+    budget: bytes for KV pages, checkpoints, running states and scratch together, as a number or a
+        text such as "512MiB"; None takes half of the machine's memory.
+    policy: which entries leave first: "lru", "session-lru", or "auto", which takes the best policy
+        this version has (session-lru).
+    admission: which checkpoints are kept: "structural" (the last decoded token, branch points, end
+        of system + tools, end of the prompt before the reply header, marks).
+    page_size: token positions per KV page; 1 is allowed.
+    prefill_chunk: most tokens of one prompt that a step computes, so that replies in progress wait
+        for one chunk at most.
+    max_running: most requests that hold a running state at the same time; small budgets get fewer.
+
+    Raises ConfigError for a value that cannot work.
+    """
+
+    budget: int | str | None = "512MiB"
+    policy: str = "auto"
+    admission: str = "structural"
+    page_size: int = 16
+    prefill_chunk: int = 512
+    max_running: int = 8
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and parse_bytes(self.budget) == 0:
+            raise ConfigError("budget is 0 bytes; give a positive size, or None for no limit")
+        for name in ("page_size", "prefill_chunk", "max_running"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
+        if self.admission != "structural":
+            raise ConfigError(f"unknown admission {self.admission!r}; known: structural")
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget in bytes; None where no limit was given."""
+        return None if self.budget is None else parse_bytes(self.budget)

@@ -1,0 +1,1 @@
+"""Pools: who holds which page, and the tensors behind the pages."""

@@ -1,0 +1,301 @@
+"""Slot allocation, in integers: one arena of equal pages serves every kind of data.
+
+A page holds `page_size` consecutive positions of a sequence's KV, or a part of a checkpoint. So one
+budget bounds both without a fixed share, and a checkpoint fits wherever enough pages are free: its
+pages need not be neighbours, since it is copied before use anyway.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from agentcache.types import IntArray
+
+__all__ = ["Counting", "PageAllocator", "PageTable", "Pools", "RowAllocator"]
+
+
+class PageAllocator:
+    """Reference counts over pages `0..num_pages-1`.
+
+    `fill[page]` is the first offset inside a page that nobody has written or claimed; positions
+    below it never change. A sequence may go on inside a shared page only from `fill` on, by
+    `claim`; everyone else copies.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.refs = np.zeros(num_pages, dtype=np.int32)
+        self.fill = np.zeros(num_pages, dtype=np.int32)
+        self._free = _FreePages(num_pages)
+
+    @property
+    def num_free(self) -> int:
+        """Pages nobody holds."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Pages somebody holds."""
+        return self.num_pages - len(self._free)
+
+    def alloc(self, count: int, after: int = -1) -> IntArray | None:
+        """`count` pages with one reference each, following page `after` where those are free.
+
+        None, and nothing taken, if fewer are free.
+        """
+        if count > len(self._free):
+            return None
+        return self._own(self._free.take_runs(count, after))
+
+    def alloc_scattered(self, count: int) -> IntArray | None:
+        """Like `alloc`, from the other end and in no order: for data that is copied before use."""
+        if count > len(self._free):
+            return None
+        return self._own(self._free.take_top(count))
+
+    def _own(self, pages: IntArray) -> IntArray:
+        self.refs[pages] = 1
+        self.fill[pages] = self.page_size
+        return pages
+
+    def incref(self, pages: IntArray) -> None:
+        """One more holder of each page; all must be held."""
+        assert (self.refs[pages] > 0).all(), "a reference to a free page"
+        self.refs[pages] += 1
+
+    def decref(self, pages: IntArray) -> IntArray:
+        """One holder fewer of each page; returns those that became free."""
+        assert (self.refs[pages] > 0).all(), "a page was given back twice"
+        self.refs[pages] -= 1
+        gone: IntArray = pages[self.refs[pages] == 0]  # `pages` holds no page twice
+        self._free.put(gone)
+        return gone
+
+    def claim(self, page: int, offset: int) -> bool:
+        """Take the rest of a page from `offset` on, if nobody wrote there; one more holder then."""
+        if self.fill[page] != offset:
+            return False
+        self.fill[page] = self.page_size
+        self.refs[page] += 1
+        return True
+
+    def disclaim(self, page: int, offset: int) -> None:
+        """Give back the rest of a claimed or own page from `offset` on, for a later `claim`."""
+        self.fill[page] = offset
+
+
+class _FreePages:
+    """The free page numbers: runs from the bottom for KV, single pages from the top for states.
+
+    The heap holds the first page of every free run (and stale entries, which are skipped).
+    """
+
+    _BLOCK = 4096
+
+    def __init__(self, count: int) -> None:
+        self._is_free = np.ones(count, dtype=bool)
+        self._heap = [0] if count else []
+        self._len = count
+        self._top = count  # no page at or above it is free
+
+    def __len__(self) -> int:
+        return self._len
+
+    def take_runs(self, count: int, after: int) -> IntArray:
+        """The pages that follow `after`, then the lowest runs."""
+        out = np.empty(count, dtype=np.int32)
+        got = self._run(after + 1, out, 0) if after >= 0 else 0
+        while got < count:
+            got = self._run(heapq.heappop(self._heap), out, got)
+        return out
+
+    def _run(self, start: int, out: IntArray, got: int) -> int:
+        """Take free pages from `start` on until one is held or `out` is full."""
+        view = self._is_free[start : start + len(out) - got]
+        num = len(view) if view.all() else int(np.argmin(view))
+        if num == 0:
+            return got
+        stop = start + num
+        out[got : got + num] = np.arange(start, stop, dtype=np.int32)
+        self._is_free[start:stop] = False
+        self._len -= num
+        if stop < len(self._is_free) and self._is_free[stop]:
+            heapq.heappush(self._heap, stop)
+        return got + num
+
+    def take_top(self, count: int) -> IntArray:
+        """The highest pages, wherever they lie."""
+        parts: list[IntArray] = []
+        missing, stop = count, self._top
+        while missing:
+            start = max(0, stop - self._BLOCK)
+            found = start + np.flatnonzero(self._is_free[start:stop])[-missing:]
+            parts.append(found[::-1].astype(np.int32))
+            missing -= len(found)
+            self._top = int(found[0]) if missing == 0 else start
+            stop = start
+        out = np.concatenate(parts)
+        self._is_free[out] = False
+        self._len -= count
+        # A run that lost its first page keeps its remaining pages findable.
+        for page in (out + 1).tolist():
+            if page < len(self._is_free) and self._is_free[page]:
+                heapq.heappush(self._heap, page)
+        return out
+
+    def put(self, pages: IntArray) -> None:
+        if not len(pages):
+            return
+        self._is_free[pages] = True
+        self._len += len(pages)
+        self._top = max(self._top, int(pages.max()) + 1)
+        for page in pages.tolist():
+            if page == 0 or not self._is_free[page - 1]:
+                heapq.heappush(self._heap, page)
+
+
+class RowAllocator:
+    """Rows of running state, lowest first, so that a batch tends to be one slice."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self._free = list(range(num_rows))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def alloc(self) -> int | None:
+        """A free row, or None."""
+        return heapq.heappop(self._free) if self._free else None
+
+    def free(self, row: int) -> None:
+        """Give a row back."""
+        assert 0 <= row < self.num_rows, f"no row {row}"
+        assert row not in self._free, f"row {row} was given back twice"
+        heapq.heappush(self._free, row)
+
+
+class PageTable:
+    """The pages of one running sequence, in order, with its contiguous runs kept beside them."""
+
+    __slots__ = ("_pages", "_runs", "page_size")
+
+    def __init__(self, page_size: int, pages: IntArray) -> None:
+        self.page_size = page_size
+        self._pages: list[int] = []
+        self._runs: list[list[int]] = []
+        self.extend(pages)
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    @property
+    def capacity(self) -> int:
+        """Positions the table has room for."""
+        return len(self._pages) * self.page_size
+
+    @property
+    def last(self) -> int:
+        """The last page; -1 if there is none."""
+        return self._pages[-1] if self._pages else -1
+
+    def extend(self, pages: IntArray) -> None:
+        """Append pages."""
+        for page in pages.tolist():
+            if self._runs and self._runs[-1][0] + self._runs[-1][1] == page:
+                self._runs[-1][1] += 1
+            else:
+                self._runs.append([page, 1])
+            self._pages.append(page)
+
+    def replace_last(self, page: int) -> None:
+        """Put another page in the last one's place."""
+        self._pages.pop()
+        self._runs[-1][1] -= 1
+        if self._runs[-1][1] == 0:
+            self._runs.pop()
+        self.extend(np.array([page], dtype=np.int32))
+
+    def slice(self, start: int, stop: int) -> IntArray:
+        """The pages that cover positions [start, stop)."""
+        first, last = start // self.page_size, -(-stop // self.page_size)
+        return np.array(self._pages[first:last], dtype=np.int32)
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """(first slot, count) of the neighbouring token slots that hold positions [start, stop)."""
+        at = 0
+        for page, num in self._runs:
+            size = num * self.page_size
+            low, high = max(start, at), min(stop, at + size)
+            if low < high:
+                yield page * self.page_size + low - at, high - low
+            at += size
+            if at >= stop:
+                return
+
+
+class Pools(Protocol):
+    """What the cache needs of the memory behind the slots. Slots and pages are integers.
+
+    A row is the private state of a running request; `state_pages` pages hold one checkpoint (0
+    where the model keeps no recurrent state).
+    """
+
+    pages: PageAllocator
+    rows: RowAllocator
+    state_pages: int
+    page_bytes: int
+    row_bytes: int
+
+    def copy_tail(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` positions of a page into another."""
+        ...
+
+    def save_state(self, row: int, pages: IntArray) -> None:
+        """Publish a row as a checkpoint."""
+        ...
+
+    def load_state(self, pages: IntArray, row: int) -> None:
+        """Make a row a private copy of a checkpoint."""
+        ...
+
+    def clear_state(self, row: int) -> None:
+        """Make a row the state before the first token."""
+        ...
+
+    def on_free(self, pages: IntArray) -> None:
+        """Pages nobody holds any more; their content is meaningless from here on."""
+        ...
+
+
+@dataclass(slots=True)
+class Counting:
+    """Pools without tensors: the same allocation, no bytes moved. For simulation and tests."""
+
+    pages: PageAllocator
+    rows: RowAllocator
+    state_pages: int
+    page_bytes: int = 1
+    row_bytes: int = 1
+
+    def copy_tail(self, source: int, target: int, count: int) -> None:
+        return
+
+    def save_state(self, row: int, pages: IntArray) -> None:
+        return
+
+    def load_state(self, pages: IntArray, row: int) -> None:
+        return
+
+    def clear_state(self, row: int) -> None:
+        return
+
+    def on_free(self, pages: IntArray) -> None:
+        return

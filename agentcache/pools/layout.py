@@ -1,0 +1,148 @@
+"""How a token's KV and a sequence's state lie in memory, in bytes; and how a budget divides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from agentcache.errors import BudgetTooSmall
+
+__all__ = ["KVLayout", "KVSpec", "PoolSizes", "StateLayout", "StateSpec", "divide_budget"]
+
+_ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """One attention layer: keys and values of shape [num_kv_heads, head_dim] each per token."""
+
+    layer_idx: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """One token's KV of all layers, side by side: [layer, 2, num_kv_heads, head_dim].
+
+    Token after token this way, any run of neighbouring slots is one strided view per layer, and a
+    page of all layers is one block of memory.
+    """
+
+    specs: tuple[KVSpec, ...]
+    dtype: torch.dtype
+
+    @property
+    def token_elements(self) -> int:
+        return sum(2 * spec.num_kv_heads * spec.head_dim for spec in self.specs)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.token_elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One state tensor of one layer, for one sequence. `name` is "conv" or "recurrent"."""
+
+    layer_idx: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """All state tensors of one sequence in one row of bytes, each aligned to 64 bytes."""
+
+    specs: tuple[StateSpec, ...]
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor begins in the row."""
+        out, at = [], 0
+        for spec in self.specs:
+            out.append(at)
+            at += -(-spec.num_bytes // _ALIGN) * _ALIGN
+        return tuple(out)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one row; 0 for a model without recurrent state."""
+        return sum(-(-spec.num_bytes // _ALIGN) * _ALIGN for spec in self.specs)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """How much of everything a set of pools has. Rows are padded to whole pages."""
+
+    num_pages: int
+    page_size: int
+    page_bytes: int
+    state_pages: int
+    num_rows: int
+    num_staging: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one running state."""
+        return self.state_pages * self.page_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything together: what the budget bounds."""
+        return self.num_pages * self.page_bytes + (self.num_rows + self.num_staging) * self.row_bytes
+
+    @classmethod
+    def of(
+        cls,
+        kv: KVLayout,
+        state: StateLayout,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        num_staging: int,
+    ) -> PoolSizes:
+        """Sizes for given layouts; without KV a page is as large as a checkpoint."""
+        page_bytes = page_size * kv.token_bytes or max(state.num_bytes, 1)
+        state_pages = -(-state.num_bytes // page_bytes)
+        return cls(num_pages, page_size, page_bytes, state_pages, num_rows, num_staging)
+
+
+_NUM_STAGING = 2
+_ROWS_SHARE = 4  # running rows take at most this part (a fourth) of the budget
+
+
+def divide_budget(
+    kv: KVLayout, state: StateLayout, *, budget_bytes: int, page_size: int, max_running: int
+) -> PoolSizes:
+    """The largest pools within a budget: first rows for running requests, the rest pages.
+
+    Up to `max_running` rows, fewer where they would take more than a fourth of the budget. Raises
+    BudgetTooSmall when not even one row, one checkpoint and a page of KV fit.
+    """
+    one = PoolSizes.of(kv, state, num_pages=0, page_size=page_size, num_rows=1, num_staging=1)
+    minimum = 2 * one.row_bytes + (one.state_pages + 1) * one.page_bytes
+    if budget_bytes < minimum:
+        raise BudgetTooSmall(budget_bytes, minimum)
+    rows, staging = max_running, _NUM_STAGING
+    if one.row_bytes:
+        fit = budget_bytes // _ROWS_SHARE // one.row_bytes
+        rows = max(1, min(max_running, fit - _NUM_STAGING))
+        staging = _NUM_STAGING if fit > _NUM_STAGING else 1
+    left = budget_bytes - (rows + staging) * one.row_bytes
+    return PoolSizes.of(
+        kv,
+        state,
+        num_pages=left // one.page_bytes,
+        page_size=page_size,
+        num_rows=rows,
+        num_staging=staging,
+    )

@@ -1,0 +1,131 @@
+"""The tensors behind the slots: one arena of pages, and rows for the states of running requests."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from agentcache.pools.base import PageAllocator, RowAllocator
+from agentcache.pools.layout import KVLayout, PoolSizes, StateLayout, StateSpec
+from agentcache.types import IntArray
+
+__all__ = ["TensorPools"]
+
+
+class TensorPools:
+    """Memory of one runtime (or of one cold check), with views into it per layer.
+
+    arena [num_pages, page_bytes]: KV pages and checkpoints. rows [num_rows + num_staging,
+    row_bytes]: the private states of running requests, then `num_staging` rows into which a forward
+    pass puts the states it captures on the way.
+
+    poison: fill freed pages with NaN, so that a read of evicted data cannot go unseen (tests).
+    """
+
+    def __init__(
+        self,
+        kv: KVLayout,
+        state: StateLayout,
+        sizes: PoolSizes,
+        *,
+        poison: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        self.sizes = sizes
+        self.kv_layout = kv
+        self.state_layout = state
+        self.pages = PageAllocator(sizes.num_pages, sizes.page_size)
+        self.rows = RowAllocator(sizes.num_rows)
+        self.staging_rows = range(sizes.num_rows, sizes.num_rows + sizes.num_staging)
+        self._poison = poison
+        self._arena = torch.empty(
+            (sizes.num_pages, sizes.page_bytes), dtype=torch.uint8, device=device
+        )
+        self._rows = torch.zeros(
+            (sizes.num_rows + sizes.num_staging, sizes.row_bytes), dtype=torch.uint8, device=device
+        )
+        self.kv = self._kv_views()
+        self.state = [self._state_view(spec, at) for spec, at in self._state_places()]
+
+    # -- the Pools protocol ------------------------------------------------------------------------
+
+    @property
+    def state_pages(self) -> int:
+        return self.sizes.state_pages
+
+    @property
+    def page_bytes(self) -> int:
+        return self.sizes.page_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        return self.sizes.row_bytes
+
+    def copy_tail(self, source: int, target: int, count: int) -> None:
+        num = count * self.kv_layout.token_bytes
+        self._arena[target, :num] = self._arena[source, :num]
+
+    def save_state(self, row: int, pages: IntArray) -> None:
+        index = torch.from_numpy(pages.astype("int64"))
+        self._words(self._arena).index_copy_(0, index, self._row_pages(row))
+
+    def load_state(self, pages: IntArray, row: int) -> None:
+        index = torch.from_numpy(pages.astype("int64"))
+        torch.index_select(self._words(self._arena), 0, index, out=self._row_pages(row))
+
+    def clear_state(self, row: int) -> None:
+        self._rows[row].zero_()
+
+    def on_free(self, pages: IntArray) -> None:
+        if self._poison:
+            self._words(self._arena).view(torch.float32)[torch.from_numpy(pages.astype("int64"))] = (
+                math.nan
+            )
+
+    # -- views ---------------------------------------------------------------------------------------
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Copy a running or staged state into another row."""
+        self._rows[target] = self._rows[source]
+
+    def held_bytes(self) -> int:
+        """Bytes of the tensors' storages, whatever is used of them."""
+        return self._arena.untyped_storage().nbytes() + self._rows.untyped_storage().nbytes()
+
+    def _kv_views(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Per attention layer keys and values of every token slot, [num_slots, heads, dim]."""
+        if not self.kv_layout.specs:
+            return {}
+        slots = self._arena.view(self.kv_layout.dtype).view(-1, self.kv_layout.token_elements)
+        out, at = {}, 0
+        for spec in self.kv_layout.specs:
+            size = spec.num_kv_heads * spec.head_dim
+            shape = (len(slots), spec.num_kv_heads, spec.head_dim)
+            keys = slots[:, at : at + size].unflatten(1, shape[1:])
+            values = slots[:, at + size : at + 2 * size].unflatten(1, shape[1:])
+            out[spec.layer_idx] = (keys, values)
+            at += 2 * size
+        return out
+
+    def _state_places(self) -> list[tuple[StateSpec, int]]:
+        return list(zip(self.state_layout.specs, self.state_layout.offsets, strict=True))
+
+    def _state_view(self, spec: StateSpec, at: int) -> torch.Tensor:
+        """One state tensor of all rows, [rows, *shape]."""
+        return self._rows[:, at : at + spec.num_bytes].view(spec.dtype).unflatten(1, spec.shape)
+
+    def state_of(self, layer_idx: int, name: str) -> torch.Tensor:
+        """The named state tensor of one layer over all rows, [rows, *shape]."""
+        for spec, view in zip(self.state_layout.specs, self.state, strict=True):
+            if spec.layer_idx == layer_idx and spec.name == name:
+                return view
+        raise KeyError((layer_idx, name))
+
+    def _row_pages(self, row: int) -> torch.Tensor:
+        return self._words(self._rows)[row].view(self.state_pages, -1)
+
+    @staticmethod
+    def _words(data: torch.Tensor) -> torch.Tensor:
+        """Bytes as 32-bit words: torch copies those in blocks."""
+        return data.view(torch.int32)

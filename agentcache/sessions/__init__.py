@@ -1,0 +1,1 @@
+"""Sessions: who is alive, and which checkpoints a live trajectory stands on."""

@@ -1,0 +1,1 @@
+"""The radix tree: prefix identity over token ids, integers only."""

@@ -1,0 +1,116 @@
+"""Leaf types that cross rooms: shapes, counts and names, all frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "FinishReason",
+    "IntArray",
+    "Kind",
+    "LayerKind",
+    "ModelShape",
+    "Usage",
+    "Vote",
+]
+
+IntArray = npt.NDArray[np.int32]
+"""Token ids or slots, one dimension, int32."""
+
+FinishReason = Literal["stop", "length", "replay", "prefill"]
+"""Why a call ended: end id or stop string; max_new_tokens; recorded answer absorbed; no output."""
+
+
+class Kind(str, Enum):
+    """A reuse rule: which prefixes of a cached sequence a layer kind can resume from."""
+
+    FULL = "full"
+    STATE = "state"
+
+
+class Vote(Enum):
+    """A component's answer at one node."""
+
+    RESIDENT = "resident"
+    LOADABLE = "loadable"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What one layer of a model computes, as far as cost and memory go.
+
+    `mixer` is "attention" or "mamba2". Sizes are counts of elements: for attention `num_heads`,
+    `num_kv_heads`, `head_dim`; for mamba2 `num_heads`, `head_dim`, `state_dim`, `num_groups`,
+    `conv_width`. `mlp_dim` is the width of the gated MLP that follows (0: none).
+    """
+
+    mixer: Literal["attention", "mamba2"]
+    num_heads: int
+    head_dim: int
+    num_kv_heads: int = 0
+    state_dim: int = 0
+    num_groups: int = 0
+    conv_width: int = 0
+    mlp_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a model that cost and memory follow from.
+
+    `kv_itemsize` and `state_itemsize` are bytes per element of attention KV and of recurrent state.
+    """
+
+    hidden_dim: int
+    vocab_size: int
+    layers: tuple[LayerKind, ...]
+    max_len: int
+    kv_itemsize: int = 4
+    state_itemsize: int = 4
+
+    @property
+    def attention_layers(self) -> tuple[LayerKind, ...]:
+        """The layers that keep KV."""
+        return tuple(layer for layer in self.layers if layer.mixer == "attention")
+
+    @property
+    def state_layers(self) -> tuple[LayerKind, ...]:
+        """The layers that keep a recurrent state."""
+        return tuple(layer for layer in self.layers if layer.mixer == "mamba2")
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token leaves in all attention layers."""
+        return sum(
+            2 * layer.num_kv_heads * layer.head_dim * self.kv_itemsize
+            for layer in self.attention_layers
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one checkpoint: recurrent and convolution state of all state layers."""
+        total = 0
+        for layer in self.state_layers:
+            inner = layer.num_heads * layer.head_dim
+            conv_dim = inner + 2 * layer.num_groups * layer.state_dim
+            total += inner * layer.state_dim + conv_dim * (layer.conv_width - 1)
+        return total * self.state_itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts and times of one call; `prompt_tokens == cached_tokens + computed_tokens`."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    ttft_s: float
+    total_s: float
+    cached_by_tier: tuple[tuple[str, int], ...] = ()
