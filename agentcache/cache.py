@@ -25,12 +25,12 @@ from agentcache.metrics import Metrics
 from agentcache.policy.admission import plan_checkpoints
 from agentcache.policy.eviction import EvictionOrder, Key
 from agentcache.pools.base import PageTable, Pools
-from agentcache.sessions.refs import References
+from agentcache.sessions.refs import References, SessionRef
 from agentcache.tree.node import Cursor, Node
 from agentcache.tree.radix_tree import Freed, Match, RadixTree
 from agentcache.types import IntArray, Kind
 
-__all__ = ["HybridCache", "Lease", "OutOfPages"]
+__all__ = ["Cursor", "HybridCache", "Lease", "Match", "OutOfPages", "SessionRef"]
 
 
 class OutOfPages(Exception):
@@ -45,9 +45,10 @@ class OutOfPages(Exception):
 class Lease:
     """What one running request holds, from acquire to its single release.
 
-    match, boundary: what was known, and the tokens reused. plan: lengths at which a checkpoint is to be
-    committed. row: the private state. table: pages of the whole sequence. locked: the node reached or
-    last committed. own: pages the lease holds. filed: nodes where it committed a checkpoint.
+    match, boundary: what was known, and the tokens reused. plan: lengths at which a checkpoint is
+    to be committed. row: the private state. table: pages of the whole sequence. locked: the node
+    reached or last committed. own: pages the lease holds. filed: nodes where it committed a
+    checkpoint.
     """
 
     match: Match
@@ -110,8 +111,8 @@ class HybridCache:
         limit: longest boundary allowed; by default all but the last token, since at least one has
             to be computed.
         structural: lengths worth a checkpoint.
-        cursor, known_len: a place whose path is known to equal `tokens[:known_len]`; the walk starts
-            there, or at its deepest living ancestor.
+        cursor, known_len: a place whose path is known to equal `tokens[:known_len]`; the walk
+            starts there, or at its deepest living ancestor.
 
         Raises OutOfPages, also where no row is free.
         """
@@ -157,8 +158,9 @@ class HybridCache:
     def _table(self, node: Node) -> tuple[PageTable, IntArray]:
         """The page table up to `node.end`, ready to be written from there on.
 
-        If the boundary lies inside a page, the rest of that page is claimed where nobody has written
-        it, else the page is copied. Returns the table and the page the request now owns, if any.
+        If the boundary lies inside a page, the rest of that page is claimed where nobody has
+        written it, else the page is copied. Returns the table and the page the request now owns,
+        if any.
         """
         size = self.pools.pages.page_size
         table = PageTable(size, self._path_pages(node))
@@ -240,13 +242,13 @@ class HybridCache:
     def commit(self, lease: Lease, tokens: IntArray, length: int, row: int) -> bool:
         """File `tokens[:length]` with the state in `row`, which has absorbed exactly those.
 
-        The KV of those positions has been computed. False where there was no room for the checkpoint
-        even with everything idle evicted; the lease goes on, unfiled.
+        The KV of those positions has been computed. False where there was no room for the
+        checkpoint even with everything idle evicted; the lease goes on, unfiled.
         """
         self._check(lease)
         if length <= lease.committed_len:
             return length == lease.committed_len and self.tree.is_boundary(lease.locked)
-        inserted = self.tree.insert(Cursor.at(lease.locked).living(), tokens, length)
+        inserted = self.tree.insert(lease.locked, tokens, length)
         for _, pages in inserted.shared:
             self.pools.pages.incref(pages)
         for created in inserted.created:
@@ -289,7 +291,7 @@ class HybridCache:
     # -- release ---------------------------------------------------------------------------------
 
     def release(self, lease: Lease) -> None:
-        """Give back everything the lease holds; what it committed stays. Raises LeaseError if twice."""
+        """Give back all that the lease holds; what it committed stays. Twice is a LeaseError."""
         self._check(lease)
         lease.released = True
         self.leases.remove(lease)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Literal
 
 import numpy as np
@@ -26,7 +26,7 @@ FinishReason = Literal["stop", "length", "replay", "prefill"]
 """Why a call ended: end id or stop string; max_new_tokens; recorded answer absorbed; no output."""
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """A reuse rule: which prefixes of a cached sequence a layer kind can resume from."""
 
     FULL = "full"

@@ -41,11 +41,13 @@ class Component(ABC):
         assert self.kind not in node.data, f"{node} already holds {self.kind.value} data"
         node.data[self.kind] = Residency(slots)
 
-    @abstractmethod
     def lock(self, node: Node) -> None:
-        """Keep what a running request reads through `node` until `unlock`."""
+        """Keep what a running request reads through `node` until `unlock`.
 
-    @abstractmethod
+        The tree itself keeps a locked node, and with it every ancestor; a component that needs no
+        more than that keeps this as it is.
+        """
+
     def unlock(self, node: Node) -> None:
         """Undo one `lock` of the same node."""
 

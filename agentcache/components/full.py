@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from agentcache.components.base import Component
-from agentcache.errors import LeaseError
 from agentcache.tree.node import Node, Residency
 from agentcache.types import IntArray, Kind, Vote
 
@@ -39,12 +38,3 @@ class FullComponent(Component):
         upper.data[Kind.FULL] = Residency(slots[: cut + shares_page], residency.tier)
         lower.data[Kind.FULL] = Residency(slots[cut:], residency.tier)
         return slots[cut : cut + shares_page]
-
-    def lock(self, node: Node) -> None:
-        # Only leaves leave the tree, so a lock on the frontier holds every ancestor's KV.
-        node.locks += 1
-
-    def unlock(self, node: Node) -> None:
-        if node.locks < 1:
-            raise LeaseError(f"{node} is not locked; every lock is released exactly once")
-        node.locks -= 1

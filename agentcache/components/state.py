@@ -10,7 +10,10 @@ __all__ = ["StateComponent"]
 
 
 class StateComponent(Component):
-    """A checkpoint at `node.end`: the state that has absorbed exactly `node.end` tokens."""
+    """A checkpoint at `node.end`: the state that has absorbed exactly `node.end` tokens.
+
+    A request copies it when it is acquired and never reads it again, so a lock does not keep it.
+    """
 
     kind = Kind.STATE
 
@@ -23,10 +26,3 @@ class StateComponent(Component):
     def on_split(self, upper: Node, lower: Node) -> IntArray:
         # The checkpoint stands at the lower part's end; the new border has none.
         return upper.tokens[:0]
-
-    def lock(self, node: Node) -> None:
-        # A request copies the checkpoint when it is acquired and never reads it again.
-        return
-
-    def unlock(self, node: Node) -> None:
-        return

@@ -161,10 +161,14 @@ class _FreePages:
 
 
 class RowAllocator:
-    """Rows of running state, lowest first, so that a batch tends to be one slice."""
+    """Rows of running state, lowest first, so that a batch tends to be one slice.
+
+    `peak` is the most rows ever held at once.
+    """
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
+        self.peak = 0
         self._free = list(range(num_rows))
 
     @property
@@ -173,7 +177,11 @@ class RowAllocator:
 
     def alloc(self) -> int | None:
         """A free row, or None."""
-        return heapq.heappop(self._free) if self._free else None
+        if not self._free:
+            return None
+        row = heapq.heappop(self._free)
+        self.peak = max(self.peak, self.num_rows - len(self._free))
+        return row
 
     def free(self, row: int) -> None:
         """Give a row back."""
@@ -250,9 +258,13 @@ class Pools(Protocol):
 
     pages: PageAllocator
     rows: RowAllocator
-    state_pages: int
-    page_bytes: int
-    row_bytes: int
+
+    @property
+    def state_pages(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
 
     def copy_tail(self, source: int, target: int, count: int) -> None:
         """Copy the first `count` positions of a page into another."""

@@ -97,7 +97,9 @@ class PoolSizes:
     @property
     def total_bytes(self) -> int:
         """Everything together: what the budget bounds."""
-        return self.num_pages * self.page_bytes + (self.num_rows + self.num_staging) * self.row_bytes
+        return (
+            self.num_pages * self.page_bytes + (self.num_rows + self.num_staging) * self.row_bytes
+        )
 
     @classmethod
     def of(

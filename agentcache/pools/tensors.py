@@ -20,6 +20,9 @@ class TensorPools:
     row_bytes]: the private states of running requests, then `num_staging` rows into which a forward
     pass puts the states it captures on the way.
 
+    kv: per attention layer keys and values of every token slot, [num_slots, heads, dim] each.
+    state: per (layer_idx, name) that tensor of every row, [rows, *shape].
+
     poison: fill freed pages with NaN, so that a read of evicted data cannot go unseen (tests).
     """
 
@@ -46,7 +49,10 @@ class TensorPools:
             (sizes.num_rows + sizes.num_staging, sizes.row_bytes), dtype=torch.uint8, device=device
         )
         self.kv = self._kv_views()
-        self.state = [self._state_view(spec, at) for spec, at in self._state_places()]
+        self.state = {
+            (spec.layer_idx, spec.name): self._state_view(spec, at)
+            for spec, at in zip(state.specs, state.offsets, strict=True)
+        }
 
     # -- the Pools protocol ------------------------------------------------------------------------
 
@@ -79,11 +85,12 @@ class TensorPools:
 
     def on_free(self, pages: IntArray) -> None:
         if self._poison:
-            self._words(self._arena).view(torch.float32)[torch.from_numpy(pages.astype("int64"))] = (
-                math.nan
-            )
+            self._words(self._arena).view(torch.float32)[
+                torch.from_numpy(pages.astype("int64"))
+            ] = math.nan
 
-    # -- views ---------------------------------------------------------------------------------------
+    # -- views
+    # ---------------------------------------------------------------------------------------
 
     def copy_row(self, source: int, target: int) -> None:
         """Copy a running or staged state into another row."""
@@ -102,25 +109,16 @@ class TensorPools:
         for spec in self.kv_layout.specs:
             size = spec.num_kv_heads * spec.head_dim
             shape = (len(slots), spec.num_kv_heads, spec.head_dim)
-            keys = slots[:, at : at + size].unflatten(1, shape[1:])
-            values = slots[:, at + size : at + 2 * size].unflatten(1, shape[1:])
+            keys = slots[:, at : at + size].view(shape)
+            values = slots[:, at + size : at + 2 * size].view(shape)
             out[spec.layer_idx] = (keys, values)
             at += 2 * size
         return out
 
-    def _state_places(self) -> list[tuple[StateSpec, int]]:
-        return list(zip(self.state_layout.specs, self.state_layout.offsets, strict=True))
-
     def _state_view(self, spec: StateSpec, at: int) -> torch.Tensor:
         """One state tensor of all rows, [rows, *shape]."""
-        return self._rows[:, at : at + spec.num_bytes].view(spec.dtype).unflatten(1, spec.shape)
-
-    def state_of(self, layer_idx: int, name: str) -> torch.Tensor:
-        """The named state tensor of one layer over all rows, [rows, *shape]."""
-        for spec, view in zip(self.state_layout.specs, self.state, strict=True):
-            if spec.layer_idx == layer_idx and spec.name == name:
-                return view
-        raise KeyError((layer_idx, name))
+        flat = self._rows[:, at : at + spec.num_bytes].view(spec.dtype)
+        return flat.view(len(flat), *spec.shape)
 
     def _row_pages(self, row: int) -> torch.Tensor:
         return self._words(self._rows)[row].view(self.state_pages, -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "flops_text", "percent_text", "seconds_text"]
+__all__ = ["bytes_text", "count_text", "flops_text", "noun_text", "percent_text", "seconds_text"]
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FLOP_UNITS = ("", "K", "M", "G", "T", "P", "E")
@@ -11,6 +11,11 @@ _FLOP_UNITS = ("", "K", "M", "G", "T", "P", "E")
 def count_text(count: int) -> str:
     """`1234567` as "1,234,567"."""
     return f"{count:,}"
+
+
+def noun_text(count: int, one: str, many: str) -> str:
+    """`1` as "1 call", `1200` as "1,200 calls"."""
+    return f"{count_text(count)} {one if count == 1 else many}"
 
 
 def percent_text(fraction: float) -> str:
@@ -30,7 +35,7 @@ def bytes_text(num_bytes: int) -> str:
 def flops_text(num_flops: int) -> str:
     """`2_500_000_000` as "2.50 GFLOP"."""
     amount, unit = _scaled(num_flops, 1000, _FLOP_UNITS)
-    return f"{amount:.2f} {unit}FLOP"
+    return f"{amount:.2f} {unit}FLOP" if unit else f"{num_flops} FLOP"
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -11,6 +11,7 @@ from agentcache.replay._format import (
     bytes_text,
     count_text,
     flops_text,
+    noun_text,
     percent_text,
     seconds_text,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "percentile",
     "summary_table",
     "trajectory_table",
+    "verify_text",
 ]
 
 MAX_TRAJECTORY_ROWS = 20
@@ -201,6 +203,12 @@ class ReplayResult:
         """Totals of the verified calls; `calls` is 0 where none was."""
         return VerifyTotals.of(call.verify for call in self.calls if call.verify is not None)
 
+    def verified(self) -> tuple[tuple[CallRecord, VerifyTotals], ...]:
+        """Each verified call with its own outcome."""
+        return tuple(
+            (call, VerifyTotals.of([call.verify])) for call in self.calls if call.verify is not None
+        )
+
     @property
     def verify_failed(self) -> bool:
         """Whether some verified call gave another answer than without a cache."""
@@ -316,7 +324,7 @@ def summary_table(result: ReplayResult) -> Table:
         show_header=False,
         title_justify="left",
     )
-    table.add_column("what", style="bold", no_wrap=True)
+    table.add_column("what", no_wrap=True)
     table.add_column("value", overflow="fold")
     sections = (
         _token_rows(result),
@@ -326,7 +334,7 @@ def summary_table(result: ReplayResult) -> Table:
     )
     for rows in sections:
         for label, value in rows:
-            table.add_row(label, value if isinstance(value, Text) else Text(value))
+            table.add_row(Text(label, style="bold"), value)
         table.add_section()
     return table
 
@@ -341,7 +349,7 @@ def trajectory_table(result: ReplayResult) -> Table | None:
     if not 0 < len(rows) <= MAX_TRAJECTORY_ROWS:
         return None
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("trajectory", overflow="ellipsis", no_wrap=True)
+    table.add_column("trajectory", overflow="fold")
     for heading in ("calls", "prompt tokens", "hit rate", "computed/call"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -361,23 +369,29 @@ def verify_text(result: ReplayResult) -> str:
     if totals.calls == 0:
         return "not run"
     verdict = "FAILED" if result.verify_failed else "ok"
+    ids = noun_text(totals.different_ids, "differing id", "differing ids")
+    positions = noun_text(totals.positions, "position", "positions")
     return (
-        f"{verdict}: {count_text(totals.different_ids)} differing ids at "
-        f"{count_text(totals.positions)} positions of {count_text(totals.calls)} calls; worst "
+        f"{verdict}: {ids} at {positions} of {noun_text(totals.calls, 'call', 'calls')}; worst "
         f"error: logits {totals.max_logit_error:.1e}, states {totals.max_state_error:.1e}"
     )
 
 
 def _token_rows(result: ReplayResult) -> list[tuple[str, str]]:
     tokens = result.tokens
+    trajectories = noun_text(result.num_trajectories, "trajectory", "trajectories")
+    ideal = percent_text(result.ideal_hit_rate)
+    if result.ideal_cached_tokens > 0:
+        reached = tokens.cached_tokens / result.ideal_cached_tokens
+        ideal += f" ({percent_text(reached)} of it reached)"
     saved = result.flops_total - result.flops_computed
     return [
-        ("calls", f"{count_text(tokens.calls)} in {count_text(result.num_trajectories)} trajectories"),
+        ("calls", f"{count_text(tokens.calls)} in {trajectories}"),
         ("prompt tokens", count_text(tokens.prompt_tokens)),
         ("cached tokens", count_text(tokens.cached_tokens)),
         ("computed tokens", count_text(tokens.computed_tokens)),
         ("hit rate", percent_text(tokens.hit_rate)),
-        ("ideal hit rate", percent_text(result.ideal_hit_rate)),
+        ("ideal hit rate", ideal),
         (
             "prefill FLOPs saved",
             f"{percent_text(result.flops_saved)} ({flops_text(saved)} of "
@@ -388,15 +402,15 @@ def _token_rows(result: ReplayResult) -> list[tuple[str, str]]:
 
 def _ttft_rows(result: ReplayResult) -> list[tuple[str, str]]:
     """With the cache over all calls; without it over the calls timed cold, beside their own."""
-    rows = [("TTFT p50 / p95", _p50_p95(result.ttft_s))]
+    rows = [("TTFT p50 / p95, cached", _p50_p95(result.ttft_s))]
     pairs = result.cold_pairs_s
     if not pairs:
-        return [*rows, ("without the cache", "not measured")]
+        return [*rows, ("  no cache", "not measured")]
     warm, cold = zip(*pairs, strict=True)
     return [
         *rows,
-        (f"  {count_text(len(pairs))} calls, cached", _p50_p95(warm)),
-        ("  the same, no cache", _p50_p95(cold)),
+        (f"  of {noun_text(len(pairs), 'call', 'calls')}", _p50_p95(warm)),
+        ("  of the same, no cache", _p50_p95(cold)),
     ]
 
 

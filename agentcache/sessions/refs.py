@@ -46,6 +46,11 @@ class References:
             if cursor.alive:
                 self._supersede(cursor.node)
 
+    def leave_all(self, refs: Iterable[SessionRef]) -> None:
+        """`leave` each of them."""
+        for ref in refs:
+            self.leave(ref)
+
     def _supersede(self, node: Node) -> None:
         """Mark a checkpoint as worth little, unless others can still want it."""
         if node.refs == 0 and not node.structural and len(node.children) <= 1:

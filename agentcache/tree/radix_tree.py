@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agentcache.errors import LeaseError
 from agentcache.tree.key import common_prefix_len
 from agentcache.tree.node import EMPTY_TOKENS, Node
 from agentcache.types import IntArray, Kind, Vote
@@ -100,7 +101,8 @@ class RadixTree:
         return root
 
     def match(self, start: Node, tokens: IntArray, limit: int) -> Match:
-        """Walk from `start`, whose path is known to equal `tokens[:start.end]`, as deep as they agree.
+        """Walk from `start`, whose path is known to equal `tokens[:start.end]`, as deep as they
+        agree.
 
         `limit` is the longest boundary wanted. A veto does not end the walk: deeper nodes may agree
         again. The match may end inside an edge.
@@ -203,12 +205,20 @@ class RadixTree:
         return upper, [(kind, slots) for kind, slots in shared if len(slots)]
 
     def lock(self, node: Node) -> None:
-        """Hold what a running request reads through `node`; undone by `unlock` of the same node."""
+        """Keep a node and its ancestors in the tree, and what components add to that.
+
+        Undone by `unlock` of the very same node, whatever was split in between: only leaves leave,
+        and a split leaves a node its identity and its end.
+        """
+        node.locks += 1
         for rule in self.rules:
             rule.lock(node)
 
     def unlock(self, node: Node) -> None:
         """Undo one `lock`. Raises LeaseError if there is none."""
+        if node.locks < 1:
+            raise LeaseError(f"{node} is not locked; every lock is released exactly once")
+        node.locks -= 1
         for rule in self.rules:
             rule.unlock(node)
 

@@ -1,0 +1,78 @@
+# Every target sets up what it needs first, so any of them may be the first command after a clone.
+PYTHON ?= python3
+VENV ?= .venv
+# more arguments for pytest: make test ARGS="tests/tree -x"
+ARGS ?=
+# more arguments for the step that installs torch, for instance another index with CPU builds
+TORCH_ARGS ?=
+
+BIN := $(abspath $(VENV))/bin
+# An environment belongs to one folder, one pyproject.toml and one constraints.txt.
+STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
+
+.DEFAULT_GOAL := help
+.PHONY: help install format check test test-slow test-gpu replay bench bench-replay bench-turns \
+	examples docs changelog clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Create .venv with the pinned versions and this package in editable form
+
+# torch comes first and alone: asked for by a range, it may bring gigabytes of GPU libraries.
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Python 3.11 or newer is needed; name one with make PYTHON=python3.12' >&2; exit 1; }
+	@$(BIN)/pip --version 2>/dev/null | grep -qF '$(abspath $(VENV))/' || \
+		$(PYTHON) -m venv --clear $(VENV)
+	@rm -f $(VENV)/installed-*
+	$(BIN)/python -m pip install -c constraints.txt $(TORCH_ARGS) torch
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+format: $(STAMP) ## Format the code and apply the linter's safe fixes
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+check: $(STAMP) ## Lint, formatting, types, import rules, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p agentcache
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+test: $(STAMP) ## Run the tests that need neither an accelerator nor minutes
+	$(BIN)/pytest $(ARGS)
+
+test-slow: $(STAMP) ## Run the tests that take minutes
+	$(BIN)/pytest -m 'slow and not gpu and not network' --timeout 3600 $(ARGS)
+
+test-gpu: $(STAMP) ## Run the tests that need an accelerator
+	$(BIN)/pytest -m gpu --timeout 600 $(ARGS)
+
+replay: $(STAMP) ## Replay the bundled agent runs through the embedded model, with a report
+	@mkdir -p reports
+	$(BIN)/agentcache replay --verify 4 --cold 4 --json reports/replay.json --report reports/replay.html
+
+bench: bench-replay bench-turns ## Run all benchmarks
+
+bench-replay: $(STAMP) ## Hit rate and exactness over recorded runs
+	$(BIN)/python -P bench/replay/hit_rate.py $(ARGS)
+
+bench-turns: $(STAMP) ## Time to first token of a warm turn against a bare forward pass
+	$(BIN)/python -P bench/turns/ttft.py $(ARGS)
+
+examples: $(STAMP) ## Run every example
+	@set -e; for example in examples/[0-9]*.py; do echo "== $$example"; $(BIN)/python -P $$example; done
+
+docs: $(STAMP) ## Build the documentation into site/
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+changelog: $(STAMP) ## Collect changelog.d/ into CHANGELOG.md, at a release
+	$(BIN)/towncrier build --yes
+
+clean: ## Remove the environment, caches, reports and build outputs
+	rm -rf $(VENV) build dist site reports *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+		.import_linter_cache .hypothesis .nox
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

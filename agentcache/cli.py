@@ -1,0 +1,167 @@
+"""The command line: `agentcache replay`. Exit status 0 done, 1 rejected or not equal, 2 wrong usage."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from agentcache.errors import AgentCacheError, ConfigError, ModelError, TraceNotFound
+from agentcache.policy.eviction import POLICIES
+from agentcache.replay.results import ReplayResult, summary_table, trajectory_table
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="agentcache",
+    help="Hybrid language models in process, with session-aware prefix caching.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+SAMPLE = Path(__file__).with_name("data") / "sample"
+"""Recorded runs that come with the package."""
+
+
+@app.callback()
+def _root() -> None:
+    """Hybrid language models in process, with session-aware prefix caching."""
+
+
+@app.command()
+def replay(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files or folders of recorded runs; by default the bundled sample."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Embedded model, folder, or downloaded Hub id.")
+    ] = "tiny-hybrid",
+    budget: Annotated[
+        str | None,
+        typer.Option(help='"512MiB", "2GB", or a share of the need such as "10%".'),
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help=f"Eviction policy: {', '.join(sorted(POLICIES))}.")
+    ] = "auto",
+    concurrency: Annotated[
+        int, typer.Option(help="Runs open at once, interleaved at their recorded pace.")
+    ] = 1,
+    limit: Annotated[int | None, typer.Option(help="Replay only the first N runs.")] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Replay only the first N calls of a run.")] = None,
+    stepwise: Annotated[
+        bool, typer.Option("--stepwise", help="Absorb answers token by token through decoding.")
+    ] = False,
+    verify: Annotated[
+        int, typer.Option(help="Recompute N calls cold and compare ids, logits and states.")
+    ] = 0,
+    cold: Annotated[int, typer.Option(help="Time N calls without the cache.")] = 0,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the results as JSON; - for standard output.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write one self-contained HTML page.")
+    ] = None,
+) -> None:
+    """Replay recorded agent runs through a hybrid model, one session handle each."""
+    # With the JSON on standard output, everything for people goes to standard error.
+    console = Console(stderr=json_file == "-")
+    try:
+        result = _replay(
+            console, paths or [SAMPLE], model, budget, policy, limit,
+            concurrency=concurrency, max_turns=max_turns, stepwise=stepwise, verify=verify, cold=cold,
+        )
+        _write(result, json_file, report)
+    except (ConfigError, ModelError) as error:
+        raise _usage(error) from error
+    except AgentCacheError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(1) from error
+    _show(console, result)
+    raise typer.Exit(0 if _is_clean(result) else 1)
+
+
+def _usage(error: AgentCacheError) -> typer.Exit:
+    Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+    return typer.Exit(2)
+
+
+def _replay(
+    console: Console,
+    paths: list[Path],
+    model: str,
+    budget: str | None,
+    policy: str,
+    limit: int | None,
+    **options: int | bool | None,
+) -> ReplayResult:
+    """Read, load, replay with a progress bar."""
+    from dataclasses import replace
+
+    from agentcache.config import CacheConfig
+    from agentcache.policy.eviction import policy_key
+    from agentcache.replay.trace import read_paths
+    from agentcache.replayer import Replayer, ReplayOptions
+
+    policy_key(policy)
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit is {limit}; it has to be at least 1")
+    if budget is not None and not budget.strip().endswith("%"):
+        CacheConfig(budget=budget)
+    settings = ReplayOptions(**options)  # type: ignore[arg-type]
+    read = read_paths(paths)
+    read = replace(read, trajectories=read.trajectories[:limit])
+    with console.status(f"loading {model}"):
+        replayer = Replayer(model, read, settings)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("replaying calls", total=None)
+        return replayer.run(
+            budget=budget,
+            policy=policy,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+
+
+def _write(result: ReplayResult, json_file: str | None, report: Path | None) -> None:
+    if json_file == "-":
+        json.dump(result.to_json(), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    elif json_file is not None:
+        try:
+            Path(json_file).write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {json_file}: {error.strerror}") from error
+    if report is not None:
+        from agentcache.replay.report import write_report
+
+        write_report(result, report)
+
+
+def _show(console: Console, result: ReplayResult) -> None:
+    for note in result.notes:
+        console.print(f"[yellow]note:[/yellow] {escape(note)}", soft_wrap=True)
+    for rejected in result.rejected:
+        console.print(f"[red]rejected:[/red] {escape(rejected)}", soft_wrap=True)
+    table = trajectory_table(result)
+    if table is not None:
+        console.print(table)
+    console.print(summary_table(result))
+
+
+def _is_clean(result: ReplayResult) -> bool:
+    return not result.rejected and result.verify.passed(result.verify_tolerance)
+
+
+def main() -> None:
+    """Entry point of the `agentcache` command."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    app()

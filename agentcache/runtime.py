@@ -1,0 +1,290 @@
+"""The runtime: where model, cache and sessions are put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from agentcache.cache import HybridCache
+from agentcache.clock import Clock, SystemClock
+from agentcache.components.base import Component
+from agentcache.components.full import FullComponent
+from agentcache.components.state import StateComponent
+from agentcache.config import CacheConfig
+from agentcache.engine.backend import ModelBackend
+from agentcache.engine.chat import ChatFormat
+from agentcache.engine.loader import fingerprint, load_model
+from agentcache.engine.loop import Engine, Submission
+from agentcache.engine.request import RequestSpec
+from agentcache.engine.tokenizer import Tokenizer
+from agentcache.engine.transformers_backend import TransformersBackend
+from agentcache.errors import UnsupportedOption
+from agentcache.metrics import Metrics
+from agentcache.policy.eviction import policy_key
+from agentcache.pools.layout import PoolSizes, divide_budget
+from agentcache.pools.tensors import TensorPools
+from agentcache.session import Session
+from agentcache.session.prompts import History, PromptBuilder
+from agentcache.sessions.registry import Registry
+from agentcache.tree.key import Namespace
+from agentcache.tree.radix_tree import RadixTree
+from agentcache.types import Kind, ModelShape
+
+__all__ = ["Runtime"]
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """A model in this process with one cache, which hands out session handles.
+
+    Runtime(model, tokenizer): takes a loaded transformers model over; use it through the runtime
+    only. `Runtime.load(name)`: an embedded model ("tiny-hybrid"), a folder, or a downloaded Hub id.
+
+    cache: its settings. verify: default for calls (see `CallOptions`). clock, seed: time and
+    randomness. poison: fill freed memory with NaN, so that a read of evicted data shows.
+
+    Raises UnsupportedModel, BudgetTooSmall, UnsupportedOption, UnknownPolicy.
+
+    >>> rt = Runtime.load("tiny-hybrid", cache=CacheConfig(budget="64MiB"))     # doctest: +SKIP
+    >>> with rt.session("demo") as s:                                           # doctest: +SKIP
+    ...     s.chat([{"role": "user", "content": "Hi"}], max_new_tokens=8).usage
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        cache: CacheConfig | None = None,
+        verify: bool | float = False,
+        exact: bool = False,
+        clock: Clock | None = None,
+        seed: int = 0,
+        poison: bool = False,
+    ) -> None:
+        if exact:
+            raise UnsupportedOption("exact=True is not available in this version")
+        self.config = cache or CacheConfig()
+        self.verify = verify
+        key = policy_key(self.config.policy)
+        clock = clock or SystemClock()
+        self.tokenizer = Tokenizer(tokenizer)
+        backend = TransformersBackend(model)
+        end_ids = self.tokenizer.end_ids(getattr(model, "generation_config", None))
+        self.end_id = _end_id(tokenizer, end_ids)
+        self.chat_format = ChatFormat(self.tokenizer, end_ids=end_ids)
+        self.prompts = PromptBuilder(self.chat_format, backend.shape.vocab_size)
+        self.registry: Registry[History] = Registry()
+        self._fingerprint = fingerprint(model, self.tokenizer)
+        self._metrics = Metrics()
+        self._pools = _make_pools(backend, self.config, poison)
+        tree = RadixTree(_components(backend, self.config.page_size))
+        self._cache = HybridCache(tree, self._pools, key, clock, self._metrics)
+        self.refs = self._cache.refs
+        self._engine = Engine(
+            backend,
+            self._pools,
+            self._cache,
+            self.tokenizer,
+            end_ids=end_ids,
+            chunk_len=self.config.prefill_chunk,
+            clock=clock,
+            seed=seed,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        backend: Literal["auto", "transformers"] = "auto",
+        dtype: torch.dtype | None = None,
+        cache: CacheConfig | None = None,
+        **options: Any,
+    ) -> Runtime:
+        """Load a model by name; `options` as for the constructor.
+
+        backend: "auto" takes the best there is for the model, which in this version is
+        "transformers". Raises ModelNotFound, UnsupportedModel, and what the constructor raises.
+        """
+        if backend not in ("auto", "transformers"):
+            raise UnsupportedOption(
+                f"backend {backend!r} is not available in this version; take auto or transformers"
+            )
+        loaded = load_model(name, dtype)
+        return cls(loaded.model, loaded.tokenizer, cache=cache, **options)
+
+    # -- sessions ----------------------------------------------------------------------------------
+
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        tenant: str | None = None,
+        parent: Session | str | None = None,
+        priority: int = 0,
+    ) -> Session:
+        """Open a session, or resume the open one of that id; without an id always a new one.
+
+        tenant: sessions of different tenants share nothing; None is a tenant of its own. To be set
+        by the host program, never from a request. priority: higher runs first.
+        """
+        parent_id = parent.id if isinstance(parent, Session) else parent
+        return Session(self, self.registry.open(id, tenant, parent_id, priority))
+
+    def namespace(self, tenant: str | None) -> Namespace:
+        """The identity that prefixes of a tenant are kept under."""
+        return Namespace(model=self._fingerprint, tenant=tenant)
+
+    # -- the engine --------------------------------------------------------------------------------
+
+    def submit(self, spec: RequestSpec) -> Submission:
+        """Queue a request. Raises RuntimeClosed, RequestTooLarge."""
+        return self._engine.submit(spec)
+
+    def on_engine(self, function: Callable[[], T]) -> T:
+        """Run a function on the engine thread between two steps. Raises RuntimeClosed."""
+        return self._engine.call(function)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for benchmarks and tests."""
+        return self._engine
+
+    @property
+    def cache(self) -> HybridCache:
+        """The cache; only to be touched through `on_engine`."""
+        return self._cache
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's sizes."""
+        return self._engine.backend.shape
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of prompt and reply together."""
+        return self.shape.max_len
+
+    def clear(self) -> int:
+        """Drop everything idle; the bytes freed. Running calls are not disturbed."""
+        return self.on_engine(self._cache.clear)
+
+    def close(self) -> None:
+        """End the engine; calls under way fail with RuntimeClosed. Twice is the same as once."""
+        self._engine.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- counts ------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and bytes at this moment; see the documentation for the keys."""
+        return self.on_engine(self._stats)
+
+    def _stats(self) -> dict[str, Any]:
+        cache, metrics = self._cache, self._metrics
+        records = [record for record in self.registry if not record.closed]
+        nodes = sum(1 for _ in cache.tree.nodes())
+        leases = len(cache.leases)
+        return {
+            "bytes": self._bytes(),
+            "budget": self._pools.sizes.total_bytes,
+            "held_bytes": self._pools.held_bytes(),
+            "running": {"requests": leases, "bytes": leases * self._pools.row_bytes},
+            "leases": leases,
+            "sessions": {
+                "open": len(records),
+                "tips": sum(len(record.tips()) for record in records),
+            },
+            "entries": {"full": nodes, "state": cache.num_checkpoints},
+            "evictions": metrics.group("evictions"),
+            "filed": metrics.group("filed"),
+            "reused": metrics.group("reused"),
+            "preempted": metrics.get("preempted", "requests"),
+            "unfiled": metrics.group("unfiled"),
+            "hits": {
+                name: metrics.get("hits", name) for name in ("prompt_tokens", "cached_tokens")
+            },
+            "passes": dict(self._engine.num_passes),
+            "verify": {name: metrics.get("verify", name) for name in ("calls", "failed")},
+        }
+
+    def _bytes(self) -> dict[str, dict[str, int]]:
+        """Per kind what is used, what is set aside and the most ever used; reserved bytes add up to
+        what the tensors hold. Free pages serve either kind."""
+        sizes, pools = self._pools.sizes, self._pools
+        page, row = sizes.page_bytes, sizes.row_bytes
+        used = self._cache.used_pages()
+        peaks, total_peak = self._cache.peak_pages()
+        rows_used = pools.rows.num_rows - pools.rows.num_free
+        out = {
+            kind.value: {
+                "used": used[kind] * page,
+                "reserved": used[kind] * page,
+                "peak": peaks[kind] * page,
+            }
+            for kind in Kind
+        }
+        out["free"] = {"used": 0, "reserved": pools.pages.num_free * page, "peak": 0}
+        out["running"] = {
+            "used": rows_used * row,
+            "reserved": sizes.num_rows * row,
+            "peak": pools.rows.peak * row,
+        }
+        staging = sizes.num_staging * row
+        out["scratch"] = {"used": 0, "reserved": staging, "peak": staging}
+        out["total"] = {
+            "used": pools.pages.num_used * page + rows_used * row,
+            "reserved": sizes.total_bytes,
+            "peak": total_peak * page + pools.rows.peak * row + staging,
+        }
+        return out
+
+
+def _end_id(tokenizer: Any, end_ids: frozenset[int]) -> int | None:
+    """The id to close a recorded answer with."""
+    own = getattr(tokenizer, "eos_token_id", None)
+    return own if own in end_ids else min(end_ids, default=None)
+
+
+def _components(backend: ModelBackend, page_size: int) -> list[Component]:
+    out: list[Component] = []
+    if backend.kv_layout.specs:
+        out.append(FullComponent(page_size))
+    if backend.state_layout.specs:
+        out.append(StateComponent())
+    return out
+
+
+def _make_pools(backend: ModelBackend, config: CacheConfig, poison: bool) -> TensorPools:
+    budget = config.budget_bytes
+    sizes: PoolSizes = divide_budget(
+        backend.kv_layout,
+        backend.state_layout,
+        budget_bytes=_half_of_memory() if budget is None else budget,
+        page_size=config.page_size,
+        max_running=config.max_running,
+    )
+    return TensorPools(
+        backend.kv_layout, backend.state_layout, sizes, poison=poison, device=backend.device
+    )
+
+
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,520 @@
+"""The session handle: what an agent framework holds across turns."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
+
+import numpy as np
+
+from agentcache.cache import SessionRef
+from agentcache.engine.chat import Message
+from agentcache.engine.loop import Submission
+from agentcache.engine.reply_parser import parse_reply
+from agentcache.engine.request import EngineResult, RequestSpec
+from agentcache.engine.sampling import SamplingParams
+from agentcache.engine.tokenizer import Tokenizer
+from agentcache.errors import InvalidRequest, PromptTooLong, UnsupportedOption
+from agentcache.session.miss import explain_miss
+from agentcache.session.prompts import History, Prompt, PromptBuilder, SessionTip
+from agentcache.session.streams import TurnStream
+from agentcache.session.turn import Turn
+from agentcache.sessions.refs import References
+from agentcache.sessions.registry import Registry, SessionRecord
+from agentcache.tree.key import Namespace
+from agentcache.types import IntArray
+
+__all__ = ["CallOptions", "Host", "Session"]
+
+T = TypeVar("T")
+Tools = Sequence[Mapping[str, Any]]
+Replay = str | Mapping[str, Any] | Sequence[int] | IntArray
+
+
+class CallOptions(TypedDict, total=False):
+    """Arguments common to `chat`, `complete` and `generate`, all optional.
+
+    max_new_tokens: most output ids; 0 computes the prompt only (default 256).
+    temperature, top_p, top_k, seed: sampling; temperature 0, the default, takes the most likely id.
+    stop: a text, or several, at which the reply ends; it is in the turn's ids, not in its text.
+    return_logits: keep the distribution of each output id in `turn.logits`.
+    replay: a recorded answer to absorb in place of sampling: ids verbatim, or a text or message, to
+        which the end of message is added. As one extension; with `stepwise=True` token by token.
+    verify: True compares the call with a cold run before it returns (`turn.verify`); a number is
+        the share of calls compared after they have returned, counted in `rt.stats()["verify"]`.
+    exact: not available in this version; True raises UnsupportedOption.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop: str | Sequence[str] | None
+    return_logits: bool
+    replay: Replay | None
+    stepwise: bool
+    verify: bool | float | None
+    exact: bool
+
+
+class Host(Protocol):
+    """What a session needs of its runtime."""
+
+    prompts: PromptBuilder
+    tokenizer: Tokenizer
+    registry: Registry[History]
+    refs: References
+    end_id: int | None
+    verify: bool | float
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of prompt and reply together."""
+        ...
+
+    def namespace(self, tenant: str | None) -> Namespace:
+        """Who may share what with whom."""
+        ...
+
+    def submit(self, spec: RequestSpec) -> Submission:
+        """Queue a request on the engine thread."""
+        ...
+
+    def on_engine(self, function: Callable[[], T]) -> T:
+        """Run a function on the engine thread and wait for it."""
+        ...
+
+
+class Session:
+    """One agent's trajectory: keeps its history, its tips and its place in the cache.
+
+    Many threads and tasks may use one handle. Leaving its `with` block closes the session: its
+    marks are dropped, its data stays until evicted.
+
+    >>> with rt.session("django-11099") as s:                       # doctest: +SKIP
+    ...     turn = s.chat([{"role": "user", "content": "Fix the bug."}], max_new_tokens=64)
+    ...     turn = s.chat([{"role": "tool", "content": "1 failed"}])
+    """
+
+    def __init__(self, host: Host, record: SessionRecord[History]) -> None:
+        self._host = host
+        self._record = record
+        self._detached = False
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    @overload
+    def chat(
+        self,
+        new: Sequence[Message],
+        *,
+        tools: Tools | None = ...,
+        tip: int | None = ...,
+        stream: Literal[False] = ...,
+        **options: Unpack[CallOptions],
+    ) -> Turn: ...
+    @overload
+    def chat(
+        self,
+        new: Sequence[Message],
+        *,
+        tools: Tools | None = ...,
+        tip: int | None = ...,
+        stream: Literal[True],
+        **options: Unpack[CallOptions],
+    ) -> TurnStream: ...
+    def chat(
+        self,
+        new: Sequence[Message],
+        *,
+        tools: Tools | None = None,
+        tip: int | None = None,
+        stream: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Turn | TurnStream:
+        """Append messages to the tip's history and reply.
+
+        tools: given once, kept for the following calls. tip: needed where several tips stand.
+
+        Raises SessionClosed, AmbiguousTip, UnknownTip, HistoryMismatch; InvalidRequest for messages
+        the model's template refuses; PromptTooLong, RequestTooLarge.
+        """
+        return self._run(self._chat_prompt(new, tools, tip), options, stream)
+
+    async def achat(
+        self,
+        new: Sequence[Message],
+        *,
+        tools: Tools | None = None,
+        tip: int | None = None,
+        stream: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Turn | TurnStream:
+        """`chat` for async callers; cancelling the task stops the work within a step."""
+        return await self._arun(self._chat_prompt(new, tools, tip), options, stream)
+
+    @overload
+    def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools | None = ...,
+        tip: int | None = ...,
+        stream: Literal[False] = ...,
+        **options: Unpack[CallOptions],
+    ) -> Turn: ...
+    @overload
+    def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools | None = ...,
+        tip: int | None = ...,
+        stream: Literal[True],
+        **options: Unpack[CallOptions],
+    ) -> TurnStream: ...
+    def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools | None = None,
+        tip: int | None = None,
+        stream: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Turn | TurnStream:
+        """Reply to a whole list of messages, as frameworks send it.
+
+        Goes on from the tip that shares the longest prefix, or from `tip`; where the list was
+        edited, from the last boundary before the edit. Raises as `chat`.
+        """
+        return self._run(self._list_prompt(messages, tools, tip), options, stream)
+
+    async def acomplete(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools | None = None,
+        tip: int | None = None,
+        stream: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Turn | TurnStream:
+        """`complete` for async callers."""
+        return await self._arun(self._list_prompt(messages, tools, tip), options, stream)
+
+    @overload
+    def generate(
+        self,
+        ids: Sequence[int] | IntArray,
+        *,
+        tip: int | None = ...,
+        stream: Literal[False] = ...,
+        **options: Unpack[CallOptions],
+    ) -> Turn: ...
+    @overload
+    def generate(
+        self,
+        ids: Sequence[int] | IntArray,
+        *,
+        tip: int | None = ...,
+        stream: Literal[True],
+        **options: Unpack[CallOptions],
+    ) -> TurnStream: ...
+    def generate(
+        self,
+        ids: Sequence[int] | IntArray,
+        *,
+        tip: int | None = None,
+        stream: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Turn | TurnStream:
+        """Go on from a whole prompt in token ids, as a server would get it.
+
+        Raises InvalidRequest for an empty prompt or ids outside the vocabulary; else as `chat`.
+        """
+        return self._run(self._ids_prompt(ids, tip), options, stream)
+
+    async def agenerate(
+        self,
+        ids: Sequence[int] | IntArray,
+        *,
+        tip: int | None = None,
+        stream: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Turn | TurnStream:
+        """`generate` for async callers."""
+        return await self._arun(self._ids_prompt(ids, tip), options, stream)
+
+    # -- branches ----------------------------------------------------------------------------------
+
+    def fork(self, id: str | None = None, *, tip: int | None = None) -> Session:
+        """A new session that stands where this one does; shares everything, copies nothing.
+
+        Raises SessionClosed, AmbiguousTip; SessionError if `id` is already open.
+        """
+        record = self._record
+        record.check_open()
+        source = record.tip(tip)
+        name = record.next_fork_id() if id is None else id
+        child = self._host.registry.create(name, record.tenant, record.id, record.priority)
+        if source is not None:
+            child.stand_at(None, source, self._hold(source))
+        return Session(self._host, child)
+
+    def rewind(self, to_turn: int, *, tip: int | None = None) -> None:
+        """Stand again at the end of turn `to_turn` of the tip's path; 0 is before the first.
+
+        What is left behind is no tip any more, only ordinary cache. Raises UnknownTip.
+        """
+        record = self._record
+        record.check_open()
+        leaving = record.tip(tip)
+        if leaving is None and to_turn != 0:
+            raise InvalidRequest(f"cannot rewind to turn {to_turn}: the session has no turns")
+        target = leaving.ancestor(to_turn) if leaving is not None and to_turn != 0 else None
+        ref = None if target is None else self._hold(target)
+        self._leave(record.stand_at(leaving, target, ref))
+
+    def _hold(self, tip: SessionTip) -> SessionRef:
+        """A mark where a tip stands, or at what is left of its path."""
+        refs = self._host.refs
+        return self._host.on_engine(lambda: refs.hold(tip.ref.frontier.living()))
+
+    def _leave(self, refs: Sequence[SessionRef]) -> None:
+        if refs:
+            self._host.on_engine(lambda: self._host.refs.leave_all(refs))
+
+    # -- life --------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self._record.id
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the session this one was forked from, or was opened under."""
+        return self._record.parent
+
+    @property
+    def closed(self) -> bool:
+        return self._record.closed
+
+    @property
+    def tips(self) -> tuple[int, ...]:
+        """Numbers of the standing tips, oldest first."""
+        return tuple(tip.number for tip in self._record.tips())
+
+    @property
+    def ids(self) -> IntArray:
+        """The only tip's whole token history, prompts and replies. Raises AmbiguousTip."""
+        tip = self._record.tip(None)
+        return np.empty(0, dtype=np.int32) if tip is None else tip.history.ids
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The only tip's messages, replies included. Raises AmbiguousTip."""
+        tip = self._record.tip(None)
+        return [] if tip is None else [dict(message) for message in tip.history.messages]
+
+    def idle(self, expect: float | str | None = None) -> None:
+        """Hint: the session waits for a tool, for about `expect` seconds (or "30s", "5m", "1h").
+
+        Kept with the session for policies that weigh it; the LRU policies do not.
+        Raises InvalidRequest for a text that is no duration.
+        """
+        self._record.check_open()
+        self._record.expect_s = None if expect is None else _seconds(expect)
+
+    def stats(self) -> dict[str, Any]:
+        """What the session did and where it stands."""
+        record = self._record
+        tips = record.tips()
+        return {
+            "id": record.id,
+            "parent": record.parent,
+            "closed": record.closed,
+            "tips": [tip.number for tip in tips],
+            "turns": max((tip.index for tip in tips), default=0),
+            "tokens": max((len(tip.history.ids) for tip in tips), default=0),
+            "expect_s": record.expect_s,
+            **record.counts(),
+        }
+
+    def close(self) -> None:
+        """Drop the session's marks; later calls raise SessionClosed. A running call finishes."""
+        self._leave(self._record.close())
+        self._host.registry.forget(self._record)
+
+    def detach(self) -> None:
+        """Keep the session for `rt.session(id)`, also past the end of a `with` block."""
+        self._detached = True
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._detached:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"tips={list(self.tips)}"
+        return f"Session({self.id!r}, {state})"
+
+    # -- the path of a call
+    # --------------------------------------------------------------------------
+
+    def _chat_prompt(self, new: Sequence[Message], tools: Tools | None, tip: int | None) -> Prompt:
+        self._record.check_open()
+        return self._host.prompts.from_new(new, tools, self._record.tip(tip))
+
+    def _list_prompt(
+        self, messages: Sequence[Message], tools: Tools | None, tip: int | None
+    ) -> Prompt:
+        return self._host.prompts.from_messages(messages, tools, self._candidates(tip))
+
+    def _ids_prompt(self, ids: Sequence[int] | IntArray, tip: int | None) -> Prompt:
+        return self._host.prompts.from_ids(ids, self._candidates(tip))
+
+    def _candidates(self, tip: int | None) -> tuple[SessionTip, ...]:
+        self._record.check_open()
+        if tip is None:
+            return self._record.tips()
+        named = self._record.tip(tip)
+        return () if named is None else (named,)
+
+    def _run(self, prompt: Prompt, options: CallOptions, stream: bool) -> Turn | TurnStream:
+        if stream:
+            return self._stream(prompt, options)
+        submission = self._submit(prompt, options, None)
+        try:
+            turn: Turn = submission.future.result()
+        except BaseException:
+            submission.cancel()
+            raise
+        return turn
+
+    async def _arun(self, prompt: Prompt, options: CallOptions, stream: bool) -> Turn | TurnStream:
+        if stream:
+            return self._stream(prompt, options)
+        submission = self._submit(prompt, options, None)
+        try:
+            turn: Turn = await asyncio.wrap_future(submission.future)
+        except BaseException:
+            submission.cancel()
+            raise
+        return turn
+
+    def _stream(self, prompt: Prompt, options: CallOptions) -> TurnStream:
+        stream = TurnStream(prompt.in_thinking)
+        submission = self._submit(prompt, options, stream.emit)
+        stream.attach(submission.future, submission.cancel)
+        return stream
+
+    def _submit(
+        self,
+        prompt: Prompt,
+        options: CallOptions,
+        emit: Callable[[tuple[int, ...], str], None] | None,
+    ) -> Submission:
+        record, tip = self._record, prompt.tip
+        replay = self._replay_ids(prompt, options)
+        self._check_len(prompt, replay)
+        verify = options.get("verify")
+        spec = RequestSpec(
+            prompt=prompt.ids,
+            namespace=self._host.namespace(record.tenant).digest(),
+            sampling=_sampling(options),
+            finish=partial(self._finish, prompt),
+            structural=prompt.structural,
+            cursor=tip.ref.frontier if tip is not None else None,
+            known_len=prompt.shared_len,
+            replay=replay,
+            stepwise=options.get("stepwise", False),
+            return_logits=options.get("return_logits", False),
+            verify=self._host.verify if verify is None else verify,
+            priority=record.priority,
+            emit=emit,
+        )
+        return self._host.submit(spec)
+
+    def _replay_ids(self, prompt: Prompt, options: CallOptions) -> IntArray | None:
+        if options.get("exact"):
+            raise UnsupportedOption(
+                "exact=True is not available in this version; answers agree within the tolerance "
+                "that verify=True checks"
+            )
+        replay = options.get("replay")
+        if replay is None:
+            if options.get("stepwise"):
+                raise InvalidRequest("stepwise=True says how to absorb replay=; give a replay too")
+            return None
+        return self._host.prompts.replay_ids(replay, prompt, self._host.end_id)
+
+    def _check_len(self, prompt: Prompt, replay: IntArray | None) -> None:
+        total = len(prompt.ids) + (1 if replay is None else len(replay))
+        if total > self._host.max_len:
+            raise PromptTooLong(total, self._host.max_len)
+
+    def _finish(self, prompt: Prompt, result: EngineResult) -> Turn:
+        """Make the turn and move the session on. On the engine thread."""
+        host = self._host
+        message = parse_reply(result.text, in_thinking=prompt.in_thinking)
+        history = self._history(prompt, result, message)
+        tip, leaving = self._record.advance(prompt.tip, history, result.ref)
+        host.refs.leave_all(leaving)
+        self._record.count(result.usage.prompt_tokens, result.usage.cached_tokens)
+        return Turn(
+            ids=result.ids,
+            text=result.text,
+            message=message,
+            finish_reason=result.finish_reason,
+            tip=None if tip is None else tip.number,
+            index=1 if prompt.tip is None else prompt.tip.index + 1,
+            usage=result.usage,
+            miss=explain_miss(prompt, result.match, host.prompts, host.tokenizer),
+            verify=result.verify,
+            logits=result.logits,
+        )
+
+    def _history(self, prompt: Prompt, result: EngineResult, message: Message) -> History:
+        """The trajectory after the turn; a reply cut by a stop string ends where its text does."""
+        prompts = self._host.prompts
+        reply = result.ids
+        if result.stop_string is not None:
+            reply = prompts.text_ids(result.text)
+        return prompts.extend(prompt, reply, result.absorbed_len, message)
+
+
+def _sampling(options: CallOptions) -> SamplingParams:
+    stop = options.get("stop") or ()
+    return SamplingParams(
+        max_new_tokens=options.get("max_new_tokens", 256),
+        temperature=options.get("temperature", 0.0),
+        top_p=options.get("top_p", 1.0),
+        top_k=options.get("top_k", 0),
+        seed=options.get("seed"),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(expect: float | str) -> float:
+    if isinstance(expect, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", expect)
+        if match is None:
+            raise InvalidRequest(f'{expect!r} is no duration; write it as 30, "30s", "5m" or "1h"')
+        return float(match[1]) * _UNITS[match[2]]
+    if expect < 0:
+        raise InvalidRequest(f"a duration of {expect} s lies in the past; give at least 0")
+    return float(expect)

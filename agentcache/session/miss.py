@@ -1,0 +1,59 @@
+"""Why a call did not reuse more: from what was known and what was found."""
+
+from __future__ import annotations
+
+from agentcache.engine.tokenizer import Tokenizer
+from agentcache.session.prompts import Prompt, PromptBuilder
+from agentcache.session.turn import MissReason, MissReport
+from agentcache.tree.radix_tree import Match
+from agentcache.types import Kind
+
+__all__ = ["explain_miss"]
+
+_FEW = 8
+"""Tokens at the end of a prompt that are always computed: the reply header and one more."""
+_SHOWN = 12
+"""Tokens of text shown on either side."""
+
+
+def explain_miss(
+    prompt: Prompt, match: Match, builder: PromptBuilder, tokenizer: Tokenizer
+) -> MissReport | None:
+    """A report, or None where all but the last few tokens was reused and the prompt kept to its
+    tip.
+
+    Only what the caller's own namespace and session hold enters the report.
+    """
+    if len(prompt.ids) - match.boundary <= _FEW and not prompt.leaves_tip:
+        return None
+    at, reason = _reason(prompt, match)
+    known = prompt.tip.history.ids if prompt.tip is not None else prompt.ids[:0]
+    return MissReport(
+        at_token=at,
+        message=builder.message_at(prompt, at),
+        reason=reason,
+        vetoed_by=match.vetoed_by.value if match.vetoed_by else None,
+        kv_len=match.lens.get(Kind.FULL, 0),
+        state_len=match.lens.get(Kind.STATE, 0),
+        expected=tokenizer.decode(known[at : at + _SHOWN].tolist()),
+        got=tokenizer.decode(prompt.ids[at : at + _SHOWN].tolist()),
+        evicted_at=_evicted_at(prompt) if reason == "evicted" else None,
+        fallback=prompt.rendered.fallback if prompt.rendered is not None else None,
+    )
+
+
+def _reason(prompt: Prompt, match: Match) -> tuple[int, MissReason]:
+    tip = prompt.tip
+    if tip is None:
+        known = match.known_len
+        return known, "no_checkpoint" if known > match.boundary else "new"
+    if match.boundary < min(tip.history.frontier, prompt.shared_len) and not prompt.leaves_tip:
+        return prompt.shared_len, "evicted"
+    if prompt.leaves_tip:
+        return prompt.shared_len, "diverged"
+    return len(tip.history.ids), "new"
+
+
+def _evicted_at(prompt: Prompt) -> float | None:
+    assert prompt.tip is not None
+    return prompt.tip.ref.frontier.node.evicted_at

@@ -1,0 +1,257 @@
+"""From what a caller gives to a prompt in ids, as close to a tip's history as it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agentcache.engine.chat import ChatFormat, Message, Rendered
+from agentcache.engine.segments import Encoded, Encoding, Segment
+from agentcache.errors import HistoryMismatch, InvalidRequest
+from agentcache.sessions.registry import Tip
+from agentcache.tree.key import common_prefix_len
+from agentcache.types import IntArray
+
+__all__ = ["History", "Prompt", "PromptBuilder", "SessionTip"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """A trajectory up to the end of a turn.
+
+    ids: every token. frontier: how many of them the model had absorbed. Where it was made of
+    messages: parts are its segments with their ids, messages the list with the reply, ends and
+    head_len what is known of their places. Where it was made of ids, parts is None.
+    """
+
+    ids: IntArray
+    frontier: int
+    head_len: int = 0
+    parts: tuple[Encoded, ...] | None = None
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    ends: tuple[int, ...] | None = None
+
+
+SessionTip = Tip[History]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A prompt and how it relates to the tip it goes on from.
+
+    shared_len: tokens it has in common with the tip's history. structural: lengths worth a
+    checkpoint.
+    """
+
+    ids: IntArray
+    tip: SessionTip | None
+    shared_len: int
+    structural: tuple[int, ...]
+    head_len: int = 0
+    encoding: Encoding | None = None
+    rendered: Rendered | None = None
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] | None = None
+
+    @property
+    def in_thinking(self) -> bool:
+        """Whether the reply header has opened a block of reasoning."""
+        return self.rendered is not None and self.rendered.in_thinking
+
+    @property
+    def leaves_tip(self) -> bool:
+        """Whether the history goes on differently than the prompt."""
+        return self.tip is not None and self.shared_len < len(self.tip.history.ids)
+
+
+class PromptBuilder:
+    """Makes prompts. Stateless but for the format; used on callers' threads."""
+
+    def __init__(self, chat_format: ChatFormat, vocab_size: int) -> None:
+        self._format = chat_format
+        self._vocab_size = vocab_size
+
+    def from_ids(self, ids: Sequence[int] | IntArray, tips: Iterable[SessionTip]) -> Prompt:
+        """A whole prompt in ids. Raises InvalidRequest for none, or ids outside the vocabulary."""
+        array = check_ids(ids, self._vocab_size)
+        if not len(array):
+            raise InvalidRequest("the prompt is empty; give at least one token")
+        tip, shared = _closest(array, tips)
+        return Prompt(array, tip, shared, (len(array) - 1,))
+
+    def from_messages(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        tips: Sequence[SessionTip],
+    ) -> Prompt:
+        """A whole list: ids of what is equal to a tip's history are the tip's own."""
+        rendered = self._format.render(messages, tools)
+        known = max(
+            (tip.history.parts or () for tip in tips),
+            key=lambda parts: _shared_tokens(rendered.segments, parts),
+            default=(),
+        )
+        encoding = self._format.encode(rendered.segments, known)
+        tip, shared = _closest(encoding.ids, tips)
+        return self._prompt(rendered, encoding, tip, shared, messages, tools)
+
+    def from_new(
+        self,
+        new: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        tip: SessionTip | None,
+    ) -> Prompt:
+        """Messages to append to a tip's. Raises HistoryMismatch where the tip was made of ids."""
+        if tip is None:
+            return self.from_messages(new, tools, ())
+        history = tip.history
+        if history.parts is None:
+            raise HistoryMismatch(
+                "this history was made by generate() and has no messages; go on with generate(), "
+                "or give the whole list to complete()"
+            )
+        tools = history.tools if tools is None else tools
+        *before, reply = history.messages
+        rendered = self._format.continue_history(
+            history.parts, before, reply, new, tools, ends=history.ends
+        )
+        encoding = self._format.encode(rendered.segments, history.parts)
+        shared = common_prefix_len(encoding.ids, history.ids)
+        return self._prompt(rendered, encoding, tip, shared, [*history.messages, *new], tools)
+
+    def _prompt(
+        self,
+        rendered: Rendered,
+        encoding: Encoding,
+        tip: SessionTip | None,
+        shared: int,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> Prompt:
+        head = self._head_len(rendered, encoding, tip, shared, messages, tools)
+        reply_start = encoding.offset(rendered.reply_start)
+        end = min(reply_start, len(encoding.ids) - 1)
+        marks = [encoding.offset(mark) for mark in rendered.marks]
+        return Prompt(
+            ids=encoding.ids,
+            tip=tip,
+            shared_len=shared,
+            structural=tuple(sorted({at for at in (head, end, *marks) if at > 0})),
+            head_len=head,
+            encoding=encoding,
+            rendered=rendered,
+            messages=tuple(messages),
+            tools=None if tools is None else tuple(tools),
+        )
+
+    def _head_len(
+        self,
+        rendered: Rendered,
+        encoding: Encoding,
+        tip: SessionTip | None,
+        shared: int,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> int:
+        """Where system and tools end; known from the tip unless the prompt leaves it before that."""
+        if tip is not None and 0 < tip.history.head_len <= shared:
+            return tip.history.head_len
+        return encoding.offset(self._format.head_end(rendered, messages, tools))
+
+    def replay_ids(
+        self,
+        replay: str | Mapping[str, Any] | Sequence[int] | IntArray,
+        prompt: Prompt,
+        end_id: int | None,
+    ) -> IntArray:
+        """Ids of a recorded answer: as given, or of its text or message with the end added."""
+        if isinstance(replay, str):
+            ids = self._format.encode_reply(replay)
+        elif isinstance(replay, Mapping):
+            segments = self._format.reply_segments(prompt.messages, replay, prompt.tools)
+            ids = self._format.encode(segments).ids
+        else:
+            return check_ids(replay, self._vocab_size)
+        end = [] if end_id is None else [end_id]
+        return np.concatenate([ids, np.array(end, dtype=np.int32)])
+
+    def text_ids(self, text: str) -> IntArray:
+        """Ids of a reply's text, as the next prompt will hold it."""
+        return self._format.encode_reply(text)
+
+    def extend(
+        self, prompt: Prompt, reply: IntArray, absorbed_len: int, message: Message
+    ) -> History:
+        """The history that a prompt and its reply make."""
+        ids = np.concatenate([prompt.ids, reply])
+        frontier = min(absorbed_len, len(ids))
+        if prompt.encoding is None:
+            return History(ids, frontier)
+        return History(
+            ids=ids,
+            frontier=frontier,
+            head_len=prompt.head_len,
+            parts=(*prompt.encoding.parts, *self._format.reply_parts(reply)),
+            messages=(*prompt.messages, message),
+            tools=prompt.tools,
+            ends=prompt.rendered.ends if prompt.rendered is not None else None,
+        )
+
+    def message_at(self, prompt: Prompt, token: int) -> tuple[int, str] | None:
+        """(index, role) of the message that holds a token of the prompt."""
+        if prompt.encoding is None or prompt.rendered is None:
+            return None
+        tip = prompt.tip
+        if tip is not None and token == len(tip.history.ids) and tip.history.messages:
+            first_new = len(tip.history.messages)
+            if first_new < len(prompt.messages):
+                return first_new, str(prompt.messages[first_new].get("role"))
+        ends = np.cumsum([len(part.ids) for part in prompt.encoding.parts])
+        segment = min(int(np.searchsorted(ends, token, side="right")), len(ends) - 1)
+        return self._format.message_at(prompt.rendered, prompt.messages, prompt.tools, segment)
+
+
+def check_ids(ids: Sequence[int] | IntArray, vocab_size: int) -> IntArray:
+    """Token ids as one int32 array. Raises InvalidRequest, naming the first bad one."""
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(f"token ids have to be one list of integers: {error}") from error
+    if array.size == 0:
+        return np.empty(0, dtype=np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidRequest(
+            f"token ids have to be one list of integers, not {array.dtype} of shape {array.shape}"
+        )
+    outside = np.flatnonzero((array < 0) | (array >= vocab_size))
+    if len(outside):
+        at = int(outside[0])
+        raise InvalidRequest(
+            f"token {at} is {array[at]}, outside the vocabulary of {vocab_size} ids"
+        )
+    return array.astype(np.int32)
+
+
+def _shared_tokens(segments: Sequence[Segment], parts: Sequence[Encoded]) -> int:
+    total = 0
+    for segment, part in zip(segments, parts, strict=False):
+        if segment != part.segment:
+            break
+        total += len(part.ids)
+    return total
+
+
+def _closest(ids: IntArray, tips: Iterable[SessionTip]) -> tuple[SessionTip | None, int]:
+    """The tip whose history shares the longest prefix, the latest of equals."""
+    best: SessionTip | None = None
+    longest = 0
+    for tip in tips:
+        shared = common_prefix_len(ids, tip.history.ids)
+        if best is None or shared >= longest:
+            best, longest = tip, shared
+    return best, longest

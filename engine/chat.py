@@ -1,0 +1,362 @@
+"""Messages and tools to prompt segments and back, through a model's own chat template."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from agentcache.engine.reply_parser import ReplyReader, parse_reply
+from agentcache.engine.segments import (
+    Cut,
+    Cutter,
+    Encoded,
+    Encoding,
+    Segment,
+    continues,
+    encode_segments,
+    reply_parts,
+)
+from agentcache.engine.template import Chat, ChatTemplate, common_len
+from agentcache.engine.tokenizer import REPLY_MARKUP, Tokenizer
+from agentcache.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from agentcache.types import IntArray
+
+__all__ = ["ChatFormat", "Message", "Rendered", "Tools"]
+
+Message = Mapping[str, Any]
+"""An OpenAI-form message; `mark=True` asks for a checkpoint at its end."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""Tool schemas in OpenAI form."""
+
+_CHEAP_ENDS = 4
+"""Up to so many messages, a rendering per message to find their ends costs next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as segments, with the places in it that are worth a checkpoint.
+
+    segments: the whole prompt.
+    reply_start: segment index before the reply header; `len(segments)` where there is no header.
+    marks: segment indices at the end of the messages with `mark=True`.
+    ends: segment index at the end of each message, in the order they were rendered; None where
+        finding them would cost a rendering per message.
+    in_thinking: the reply header has opened a `<think>` block; hand it to `parse_reply`.
+    fallback: why a continued history had to be rendered anew as a whole; None where it was kept.
+    """
+
+    segments: tuple[Segment, ...]
+    reply_start: int
+    marks: tuple[int, ...] = ()
+    ends: tuple[int, ...] | None = None
+    in_thinking: bool = False
+    fallback: str | None = None
+
+
+class ChatFormat:
+    """One model's chat template over its tokenizer. Any number of threads may use it.
+
+    `end_ids` are the ids that end a reply (default: the tokenizer's own);
+    `template_kwargs` are handed to the template in every rendering (`enable_thinking=False`).
+
+    Every method that takes messages raises InvalidRequest for messages that are malformed or that
+    the template refuses, and UnsupportedOption where the tokenizer has no template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        end_ids: frozenset[int] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._end_ids = tokenizer.end_ids() if end_ids is None else end_ids
+        self._template = ChatTemplate(tokenizer, template_kwargs or {})
+        self._markup_cutter = Cutter(t for t in tokenizer.control_tokens if t.text in REPLY_MARKUP)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> Rendered:
+        """The whole list as segments. Results of parallel tool calls are put in call order."""
+        return _render(self._template.chat(messages, tools), reply_prompt=add_generation_prompt)
+
+    def head_end(
+        self, rendered: Rendered, messages: Sequence[Message], tools: Tools | None = None
+    ) -> int:
+        """Segment index in `rendered` where what other chats share ends: system and tools.
+
+        0 where nothing but control tokens is shared, or where the shared part does not end at a
+        control token. `messages` may be just the leading ones, up to the first that is not a system
+        message; costs two renderings of those.
+        """
+        lead = list(takewhile(lambda m: m.get("role") in ("system", "developer"), messages))
+        shared = rendered.segments
+        try:
+            for content in ("0", "1"):
+                probe = self._template.chat([*lead, {"role": "user", "content": content}], tools)
+                shared = _common_segments(shared, probe.cut(probe.text()).segments)
+        except InvalidRequest:
+            return 0
+        says_something = any(s.special_id is None and s.text.strip() for s in shared)
+        return len(shared) if says_something else 0
+
+    def encode(
+        self, segments: Sequence[Segment], known: Sequence[Encoded] = (), *, at_start: bool = True
+    ) -> Encoding:
+        """The ids of `segments`; the longest leading run that equals `known` keeps the known ids.
+
+        So a reply keeps the ids that were sampled, whatever the tokenizer would make of its text.
+        `at_start=False` is for segments that follow others, such as a reply's.
+        """
+        return encode_segments(self._tokenizer, segments, known, at_start=at_start)
+
+    def reply_parts(self, ids: Sequence[int] | IntArray) -> tuple[Encoded, ...]:
+        """Sampled or absorbed reply ids as segments, to append to the prompt's `parts`."""
+        return reply_parts(self._tokenizer, ids)
+
+    def continue_history(
+        self,
+        history: Sequence[Encoded],
+        messages: Sequence[Message],
+        reply_message: Message,
+        new_messages: Sequence[Message],
+        tools: Tools | None = None,
+        *,
+        ends: tuple[int, ...] | None = None,
+    ) -> Rendered:
+        """The next prompt after a reply: `history` verbatim, the close of the message, what is new.
+
+        history: the last prompt's `parts` followed by `reply_parts` of what was absorbed after it.
+        messages, reply_message, new_messages: the last prompt's list, its reply, what to append.
+        ends: `Rendered.ends` of the last prompt, to keep message ends known.
+
+        A reply that was cut off is closed as the template closes it. Only marks of new messages and
+        of those with known ends are given.
+
+        Where the template changes earlier text (it drops thinking, or the reply header it gave is
+        not the one it writes in history), the whole list is rendered and `fallback` says why.
+        Encode with `encode(result.segments, known=history)` in both cases.
+        """
+        chat = self._template.chat([*messages, reply_message, *new_messages], tools)
+        place = len(messages)
+        drift = _drift(chat, place)
+        if drift is not None:
+            whole = _render(chat)
+            # The text may have come out the same all the same.
+            return whole if continues(whole.segments, history) else replace(whole, fallback=drift)
+        last_id = history[-1].segment.special_id if history else None
+        close, closed = self._close(chat, place)
+        start = closed if last_id in self._end_ids else close
+        rest = chat.cut(chat.text(reply_prompt=True)[start:], after=last_id)
+        rest = replace(rest, skipped=start, before=len(history))
+        counts = range(place + 1, len(chat.messages) + 1)
+        new_ends = [_end(chat, rest, count) for count in counts]
+        return Rendered(
+            segments=(*(part.segment for part in history), *rest.segments),
+            reply_start=_reply_start(chat, rest),
+            marks=_marks(chat, (*(ends or [None] * place), *new_ends)),
+            ends=None if ends is None else _all_known([*ends, *new_ends]),
+            in_thinking=chat.opens_thinking,
+        )
+
+    def reply_segments(
+        self, messages: Sequence[Message], reply_message: Message, tools: Tools | None = None
+    ) -> tuple[Segment, ...]:
+        """What the model would have written for a recorded reply, without the end of message.
+
+        Where the template does not write the reply after its own reply header: the content, and
+        tool calls as `<tool_call>` blocks.
+        """
+        chat = self._template.chat([*messages, reply_message], tools)
+        place = len(messages)
+        header_end = len(chat.text(place, reply_prompt=True))
+        if _keeps_header(chat, place):
+            body = chat.text()[header_end : self._close(chat, place)[0]]
+        else:
+            body = _plain_reply(chat.messages[place])
+        return chat.cut(body).segments
+
+    def reply_text(
+        self, messages: Sequence[Message], reply_message: Message, tools: Tools | None = None
+    ) -> str:
+        """`reply_segments` as text."""
+        return "".join(s.text for s in self.reply_segments(messages, reply_message, tools))
+
+    def encode_reply(self, text: str) -> IntArray:
+        """Ids of a reply given as text, without an end id.
+
+        `<think>` and `<tool_call>` are read as the model's own control tokens where it has them;
+        every other look-alike of a control token is plain text.
+        """
+        return self.encode(self._markup_cutter.cut(text).segments, at_start=False).ids
+
+    def parse_reply(
+        self, text: str, *, in_thinking: bool = False, first_call: int = 0
+    ) -> dict[str, Any]:
+        """`reply_parser.parse_reply`, less the white space that the template puts in itself.
+
+        So the template writes the message back as the model wrote it, if it wrote by the template.
+        """
+        form = self._template.reply_form
+        return parse_reply(text, in_thinking=in_thinking, first_call=first_call, form=form)
+
+    def reply_reader(self, *, in_thinking: bool = False, first_call: int = 0) -> ReplyReader:
+        """A reader that makes of a growing text what `parse_reply` makes of the whole."""
+        form = self._template.reply_form
+        return ReplyReader(in_thinking=in_thinking, first_call=first_call, form=form)
+
+    def message_at(
+        self,
+        rendered: Rendered,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        segment_idx: int,
+    ) -> tuple[int, str]:
+        """(index, role) of the message that holds a segment of `rendered`.
+
+        `messages` is the whole list that `rendered` stands for. The reply header, and what follows,
+        belongs to `(len(messages), "assistant")`. Takes O(log n) renderings where `rendered.ends`
+        is None.
+        """
+        chat = self._template.chat(messages, tools)
+        if segment_idx >= rendered.reply_start:
+            return len(chat.messages), "assistant"
+        if rendered.ends is not None:
+            place = bisect_right(rendered.ends, segment_idx)
+        else:
+            place = _place_by_rendering(chat, segment_idx)
+        if place >= len(chat.messages):
+            return len(chat.messages), "assistant"
+        return chat.order[place], chat.messages[place]["role"]
+
+    def _close(self, chat: Chat, place: int) -> tuple[int, int]:
+        """Where the token that closes the reply at `place` begins and ends in the rendering.
+
+        Both are the end of what the reply says where no token closes it.
+        """
+        header_end = len(chat.text(place, reply_prompt=True))
+        text = chat.closed_text(place + 1)
+        tokens = [
+            (begin, end, token.token_id in self._end_ids)
+            for begin, end, token in self._template.cutter.find(text, header_end)
+            if token.text not in REPLY_MARKUP
+        ]
+        for begin, end, ends_reply in reversed(tokens):
+            if ends_reply:
+                return begin, end
+        if tokens:
+            return tokens[-1][:2]
+        content = chat.messages[place]["content"].strip()
+        said_end = text.rfind(content, header_end) + len(content) if content else header_end
+        # Some templates close a message only when the next one follows.
+        whole = chat.text(reply_prompt=place + 1 < len(chat.messages))
+        for begin, end, token in self._template.cutter.find(whole, said_end):
+            if token.token_id in self._end_ids and not whole[said_end:begin].strip():
+                return begin, end
+            break
+        return said_end, said_end
+
+
+def _render(chat: Chat, *, reply_prompt: bool = True) -> Rendered:
+    cut = chat.cut(chat.text(reply_prompt=reply_prompt))
+    num_messages = len(chat.messages)
+    wanted = range(num_messages) if num_messages <= _CHEAP_ENDS else chat.marks
+    ends: list[int | None] = [None] * num_messages
+    for place in wanted:
+        ends[place] = _end(chat, cut, place + 1, reply_prompt=reply_prompt)
+    return Rendered(
+        segments=cut.segments,
+        reply_start=_reply_start(chat, cut) if reply_prompt else len(cut.segments),
+        marks=_marks(chat, ends),
+        ends=_all_known(ends),
+        in_thinking=reply_prompt and chat.opens_thinking,
+    )
+
+
+def _end(chat: Chat, cut: Cut, count: int, *, reply_prompt: bool = True) -> int | None:
+    """Segment index at the end of the first `count` messages; None where it cannot be known."""
+    length = chat.prefix_len(count, chat.text(reply_prompt=reply_prompt))
+    return None if length is None else cut.border(length)
+
+
+def _reply_start(chat: Chat, cut: Cut) -> int:
+    """Segment index before the reply header; the end where there is none."""
+    prompt, bare = chat.text(reply_prompt=True), chat.text()
+    return cut.end if prompt == bare else cut.border(common_len(prompt, bare))
+
+
+def _marks(chat: Chat, ends: Sequence[int | None]) -> tuple[int, ...]:
+    known = (ends[mark] for mark in chat.marks)
+    return tuple(end for end in known if end is not None)
+
+
+def _all_known(ends: Sequence[int | None]) -> tuple[int, ...] | None:
+    known = tuple(end for end in ends if end is not None)
+    return known if len(known) == len(ends) else None
+
+
+def _keeps_header(chat: Chat, place: int) -> bool:
+    """Whether the reply stands in history after the very header that asked for it."""
+    return chat.text(place + 1).startswith(chat.text(place, reply_prompt=True))
+
+
+def _drift(chat: Chat, place: int) -> str | None:
+    """Why the template does not just append to the reply at `place`; None where it does.
+
+    Raises InvalidRequest where it refuses the whole list.
+    """
+    prompt = chat.text(reply_prompt=True)
+    if chat.prefix_len(place + 1, prompt) is None:
+        return "the template does not render a list that ends with the reply"
+    if not _keeps_header(chat, place):
+        return "the template writes another reply header in history than it gave for the reply"
+    closed = chat.closed_text(place + 1)
+    if not prompt.startswith(closed):
+        return "the template changes earlier messages when new ones follow"
+    reasoning = chat.messages[place].get("reasoning_content", "")
+    if reasoning.strip() not in closed[len(chat.text(place, reply_prompt=True)) :]:
+        return "the template leaves out the thinking of the reply"
+    return None
+
+
+def _plain_reply(message: Mapping[str, Any]) -> str:
+    """Content and tool calls in the form most models write them."""
+    pieces = [message["content"]] if message["content"] else []
+    for call in message.get("tool_calls", ()):
+        function = call.get("function", call)
+        arguments = function.get("arguments", {})
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        name = json.dumps(function["name"], ensure_ascii=False)
+        body = f'{{"name": {name}, "arguments": {arguments}}}'
+        pieces.append(f"<tool_call>\n{body}\n</tool_call>")
+    return "\n".join(pieces)
+
+
+def _place_by_rendering(chat: Chat, segment_idx: int) -> int:
+    """The place of the message that holds a segment of the whole rendering, by bisection."""
+
+    def reaches(count: int) -> bool:
+        try:
+            return len(chat.cut(chat.text(count)).segments) > segment_idx
+        except InvalidRequest:
+            return False  # No end for the template: look among longer prefixes.
+
+    return bisect_left(range(1, len(chat.messages) + 1), True, key=reaches)
+
+
+def _common_segments(a: Sequence[Segment], b: Sequence[Segment]) -> tuple[Segment, ...]:
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    return tuple(pair[0] for pair in pairs)

@@ -1,0 +1,1 @@
+"""Mixers whose forward pass we replace on a loaded model."""

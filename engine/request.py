@@ -1,0 +1,145 @@
+"""A call on its way through the engine: what was asked, what has been done, what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentcache.cache import Cursor, Lease, Match, SessionRef
+from agentcache.engine.sampling import Sampler, SamplingParams
+from agentcache.engine.stopping import StopStrings
+from agentcache.engine.tokenizer import Detokenizer
+from agentcache.engine.verify import VerifyResult
+from agentcache.types import FinishReason, IntArray, Usage
+
+__all__ = ["EngineResult", "Request", "RequestSpec", "TokenBuffer"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestSpec:
+    """What a caller asks of the engine.
+
+    prompt: token ids, at least one. structural: prompt lengths worth a checkpoint. cursor,
+    known_len: a place in the tree whose path equals `prompt[:known_len]`. replay: ids to absorb in
+    place of sampling; stepwise: one by one through decoding. verify: True compares with a cold run
+    before the call returns, a number is the share of calls compared after it.
+    emit: called on the engine thread with (ids, text) as they come. finish: turns the result into
+    what the caller's future gets, on the engine thread.
+    """
+
+    prompt: IntArray
+    namespace: bytes
+    sampling: SamplingParams
+    finish: Callable[[EngineResult], Any]
+    structural: tuple[int, ...] = ()
+    cursor: Cursor | None = None
+    known_len: int = 0
+    replay: IntArray | None = None
+    stepwise: bool = False
+    return_logits: bool = False
+    verify: bool | float = False
+    priority: int = 0
+    emit: Callable[[tuple[int, ...], str], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineResult:
+    """What came of a request.
+
+    ids: output ids. text: their text, without end id and without what a stop string cut off.
+    stopped_at: how many output ids belong to the history (all, but for a stop string). match: what
+    was known at the start. ref: the session's mark, held for the caller. logits: [len(ids), vocab].
+    """
+
+    ids: IntArray
+    text: str
+    finish_reason: FinishReason
+    stop_string: str | None
+    usage: Usage
+    match: Match
+    ref: SessionRef
+    absorbed_len: int
+    logits: torch.Tensor | None
+    verify: VerifyResult | None
+
+
+class TokenBuffer:
+    """A growing int32 array; `array` is a view of what is there."""
+
+    def __init__(self, start: IntArray) -> None:
+        self._data = np.array(start, dtype=np.int32)
+        self._len = len(start)
+
+    def __len__(self) -> int:
+        return self._len
+
+    @property
+    def array(self) -> IntArray:
+        return self._data[: self._len]
+
+    def extend(self, ids: IntArray) -> None:
+        """Append ids, amortised O(len(ids))."""
+        need = self._len + len(ids)
+        if need > len(self._data):
+            grown = np.empty(max(need, 2 * len(self._data), 64), dtype=np.int32)
+            grown[: self._len] = self._data[: self._len]
+            self._data = grown
+        self._data[self._len : need] = ids
+        self._len = need
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The engine's record of one call. `tokens[:absorbed]` are in the state of `lease.row`."""
+
+    spec: RequestSpec
+    arrival: int
+    submitted_at: float
+    future: Future[Any]
+    sampler: Sampler
+    detokenizer: Detokenizer
+    stops: StopStrings
+    verify_after: bool
+    tokens: TokenBuffer = field(init=False)
+    lease: Lease | None = None
+    absorbed: int = 0
+    first_match: Match | None = None
+    cached_len: int = 0
+    first_token_at: float | None = None
+    text: list[str] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = TokenBuffer(self.spec.prompt)
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.spec.prompt)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def outputs(self) -> IntArray:
+        return self.tokens.array[self.prompt_len :]
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are known but not absorbed."""
+        return len(self.tokens) - self.absorbed
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the next pass absorbs one sampled token."""
+        return self.num_outputs > 0 and self.pending == 1
+
+    @property
+    def keeps_logits(self) -> bool:
+        return self.spec.return_logits or self.spec.verify is True or self.verify_after

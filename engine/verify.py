@@ -1,0 +1,171 @@
+"""Warm = cold, checked: the same tokens computed again from nothing, in memory of their own.
+
+A cold run does not touch the cache it is compared with; its memory is outside the budget and is
+given back when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from agentcache.clock import Clock
+from agentcache.engine.backend import Batch, ModelBackend, Span
+from agentcache.pools.base import PageTable
+from agentcache.pools.layout import PoolSizes
+from agentcache.pools.tensors import TensorPools
+from agentcache.types import IntArray
+
+__all__ = ["ColdRun", "VerifyResult", "cold_run", "compare"]
+
+LOGIT_TOLERANCE = 1e-4
+"""In units of the standard deviation of a position's logits."""
+
+STATE_TOLERANCE = 1e-4
+"""Relative L2 distance of one layer's state or KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """A warm call against a cold one.
+
+    positions: logit rows compared. different_ids: rows whose most likely ids differ though the cold
+    run's two best are further apart than the tolerance. max_logit_error: greatest difference over a
+    row's standard deviation. max_state_error: greatest relative L2 distance over `layers`, which
+    names each layer's "state", "conv" and "kv". cold_ttft_s: time of the cold run to its first
+    logits.
+    """
+
+    positions: int
+    different_ids: int
+    max_logit_error: float
+    max_state_error: float
+    layers: dict[str, float]
+    cold_ttft_s: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is within the tolerances; an error that is no number is not."""
+        return (
+            self.different_ids == 0
+            and self.max_logit_error <= LOGIT_TOLERANCE
+            and self.max_state_error <= STATE_TOLERANCE
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColdRun:
+    """Everything a run from nothing left: logits [num_logits, vocab], state row 0, KV in order."""
+
+    logits: torch.Tensor
+    pools: TensorPools
+    table: PageTable
+    ttft_s: float
+
+
+def cold_run(
+    backend: ModelBackend,
+    tokens: IntArray,
+    *,
+    prompt_len: int,
+    num_logits: int,
+    chunk: int,
+    clock: Clock,
+) -> ColdRun:
+    """Absorb `tokens` from an empty state, in chunks as a prefill does.
+
+    num_logits: rows wanted, from the prompt's last token on.
+    """
+    sizes = PoolSizes.of(
+        backend.kv_layout,
+        backend.state_layout,
+        num_pages=-(-len(tokens) // _PAGE),
+        page_size=_PAGE,
+        num_rows=1,
+        num_staging=0,
+    )
+    pools = TensorPools(backend.kv_layout, backend.state_layout, sizes, device=backend.device)
+    table = PageTable(_PAGE, np.arange(sizes.num_pages, dtype=np.int32))
+    wanted = range(prompt_len - 1, prompt_len - 1 + num_logits)
+    rows: list[torch.Tensor] = []
+    begin, ttft, at = clock.now(), 0.0, 0
+    while at < len(tokens):
+        stop = min(at + chunk, len(tokens), prompt_len if at < prompt_len else len(tokens))
+        inside = tuple(p - at for p in wanted if at <= p < stop)
+        span = Span(tokens[at:stop], at, table, 0, logits_at=inside)
+        rows.append(backend.forward(Batch((span,), pools))[0])
+        at = stop
+        if at == prompt_len:
+            ttft = clock.now() - begin
+    return ColdRun(torch.cat(rows), pools, table, ttft)
+
+
+_PAGE = 64
+
+
+def compare(
+    warm_logits: torch.Tensor,
+    pools: TensorPools,
+    table: PageTable,
+    row: int,
+    cold: ColdRun,
+    length: int,
+) -> VerifyResult:
+    """Compare a running request, whose `row` has absorbed `length` tokens, with a cold run."""
+    different, logit_error = _logits(warm_logits, cold.logits)
+    layers: dict[str, float] = {}
+    for (layer, name), state in pools.state.items():
+        layers[f"{layer}.{'state' if name == 'recurrent' else name}"] = _distance(
+            state[row], cold.pools.state[layer, name][0]
+        )
+    for layer in pools.kv:
+        layers[f"{layer}.kv"] = _distance(
+            _kv(pools, table, layer, length), _kv(cold.pools, cold.table, layer, length)
+        )
+    return VerifyResult(
+        positions=len(warm_logits),
+        different_ids=different,
+        max_logit_error=logit_error,
+        max_state_error=_max(layers.values()),
+        layers=layers,
+        cold_ttft_s=cold.ttft_s,
+    )
+
+
+def _logits(warm: torch.Tensor, cold: torch.Tensor) -> tuple[int, float]:
+    if not len(warm):
+        return 0, 0.0
+    spread = cold.std(dim=1)
+    errors = (warm - cold).abs().amax(dim=1) / spread
+    best = cold.topk(2, dim=1).values
+    clear = best[:, 0] - best[:, 1] > LOGIT_TOLERANCE * spread
+    differs = warm.argmax(dim=1) != cold.argmax(dim=1)
+    broken = ~torch.isfinite(warm).all(dim=1)
+    return int((differs & clear | broken).sum()), _max(errors.tolist())
+
+
+def _distance(warm: torch.Tensor, cold: torch.Tensor) -> float:
+    """Relative L2 distance; infinite where anything is not a number."""
+    gap = float(torch.linalg.vector_norm(warm.float() - cold.float()))
+    norm = float(torch.linalg.vector_norm(cold.float()))
+    if gap == 0:
+        return 0.0
+    return gap / norm if np.isfinite(gap) and norm > 0 else float("inf")
+
+
+def _kv(pools: TensorPools, table: PageTable, layer: int, length: int) -> torch.Tensor:
+    keys, values = pools.kv[layer]
+    runs = list(table.runs(0, length))
+    parts = [half[at : at + num] for half in (keys, values) for at, num in runs]
+    return torch.cat(parts) if parts else keys[:0]
+
+
+def _max(values: Iterable[float]) -> float:
+    """The greatest value; infinite if any is not a number."""
+    numbers = list(values)
+    if any(np.isnan(v) for v in numbers):
+        return float("inf")
+    return max(numbers, default=0.0)
