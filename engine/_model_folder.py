@@ -79,9 +79,8 @@ def _is_intact(folder: Path) -> bool:
     """Whether every file the marker lists is there with the bytes it had when it was written."""
     try:
         marker = json.loads((folder / MARKER_NAME).read_text(encoding="utf-8"))
-        return all(
-            _sha256(folder / name) == digest for name, digest in dict(marker["sha256"]).items()
-        )
+        digests = dict(marker["sha256"])
+        return bool(digests) and all(_sha256(folder / name) == digests[name] for name in digests)
     except (OSError, ValueError, TypeError, KeyError):
         return False
 

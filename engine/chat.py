@@ -97,9 +97,9 @@ class ChatFormat:
     ) -> int:
         """Segment index in `rendered` where what other chats share ends: system and tools.
 
-        0 where nothing but control tokens is shared, or where the shared part does not end at a
-        control token. `messages` may be just the leading ones, up to the first that is not a system
-        message; costs two renderings of those.
+        0 where no more than a message header is shared, or where the shared part does not end at
+        a control token. `messages` may be just the leading ones, up to the first that is not a
+        system message; costs two renderings of those.
         """
         lead = list(takewhile(lambda m: m.get("role") in ("system", "developer"), messages))
         shared = rendered.segments
@@ -109,8 +109,8 @@ class ChatFormat:
                 shared = _common_segments(shared, probe.cut(probe.text()).segments)
         except InvalidRequest:
             return 0
-        says_something = any(s.special_id is None and s.text.strip() for s in shared)
-        return len(shared) if says_something else 0
+        words = " ".join(s.text for s in shared if s.special_id is None).split()
+        return len(shared) if len(words) > 1 else 0
 
     def encode(
         self, segments: Sequence[Segment], known: Sequence[Encoded] = (), *, at_start: bool = True

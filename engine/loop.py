@@ -466,7 +466,8 @@ class Engine:
     def _verify(self, request: Request) -> VerifyResult:
         lease = request.lease
         assert lease is not None
-        warm = torch.stack(request.logits)
+        rows = request.logits
+        warm = torch.stack(rows) if rows else torch.empty((0, self.backend.shape.vocab_size))
         cold = self.run_cold(
             request.tokens.array[: request.absorbed], request.prompt_len, len(request.logits)
         )

@@ -61,7 +61,7 @@ def call_order(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """
     order = list(range(len(messages)))
     for index, message in enumerate(messages):
-        call_ids = [call.get("id") for call in message.get("tool_calls") or ()]
+        call_ids = [call.get("id") for call in _calls(message)]
         end = index + 1
         while end < len(messages) and messages[end].get("role") == "tool":
             end += 1
@@ -74,13 +74,13 @@ def call_order(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     return order
 
 
-def same_message(known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether a message that came back from the caller is the one that is known.
+def same_message(known: Mapping[str, Any], given: Any) -> bool:
+    """Whether a message that came back from the caller, checked or not, is the one that is known.
 
     Not compared: `mark`, ids of tool calls, the spelling of JSON arguments, and reasoning that the
     caller left out. Content None equals "".
     """
-    if known.get("role") != given.get("role"):
+    if not isinstance(given, Mapping) or known.get("role") != given.get("role"):
         return False
     if _plain_content(known.get("content")) != _plain_content(given.get("content")):
         return False
@@ -89,15 +89,15 @@ def same_message(known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
         return False
     if any(known.get(key) != given.get(key) for key in ("name", "tool_call_id")):
         return False
-    return _calls(known) == _calls(given)
+    return _called(known) == _called(given)
 
 
-def same_prefix(known: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> bool:
+def same_prefix(known: Sequence[Mapping[str, Any]], given: Sequence[Any]) -> bool:
     """Whether `given` begins with all of `known`, results of parallel tool calls in any order."""
     if len(given) < len(known):
         return False
     head = given[: len(known)]
-    return all(
+    return all(isinstance(message, Mapping) for message in head) and all(
         same_message(known[i], head[j])
         for i, j in zip(call_order(known), call_order(head), strict=True)
     )
@@ -207,12 +207,22 @@ def _check_json(value: Any, where: str) -> None:
         raise InvalidRequest(f"{where} holds a {type(value).__name__}; give JSON values only")
 
 
-def _calls(message: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    calls = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
-        calls.append((function.get("name"), _arguments(function.get("arguments"))))
-    return calls
+def _calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tool calls of a message, those aside that are none."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return []
+    return [call for call in calls if isinstance(call, Mapping)]
+
+
+def _called(message: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """(name, arguments) of the calls."""
+    functions = [call.get("function", call) for call in _calls(message)]
+    return [
+        (function.get("name"), _arguments(function.get("arguments")))
+        for function in functions
+        if isinstance(function, Mapping)
+    ]
 
 
 def _arguments(arguments: Any) -> Any:

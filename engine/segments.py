@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,23 +58,24 @@ class Encoding:
 
     ids: [N] int32, all segments in order.
     parts: one `Encoded` per segment that was asked for, in the same order.
+    offsets: [len(parts) + 1] int32, the token position at which each begins, and N.
     reused: how many leading segments took their ids from what was known.
     encoded_chars: characters that went through the tokenizer (control tokens need none).
     """
 
     ids: IntArray
     parts: tuple[Encoded, ...]
+    offsets: IntArray
     reused: int
     encoded_chars: int
-    _offsets: IntArray = field(repr=False)
 
     def offset(self, segment_idx: int) -> int:
         """Token position at which segment `segment_idx` begins; the total for `len(parts)`."""
-        return int(self._offsets[segment_idx])
+        return int(self.offsets[segment_idx])
 
     def segment_at(self, position: int) -> int:
         """The segment that holds a token position; `len(parts)` from the end on."""
-        return int(np.searchsorted(self._offsets, position, side="right")) - (position >= 0)
+        return int(np.searchsorted(self.offsets, position, side="right")) - (position >= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ def encode_segments(
         parts.append(Encoded(segment, _frozen(ids)))
     offsets = np.zeros(len(parts) + 1, np.int32)
     np.cumsum([len(part.ids) for part in parts], out=offsets[1:])
-    return Encoding(_joined(parts), tuple(parts), reused, encoded_chars, offsets)
+    return Encoding(_joined(parts), tuple(parts), offsets, reused, encoded_chars)
 
 
 def reply_parts(tokenizer: Tokenizer, ids: Sequence[int] | IntArray) -> tuple[Encoded, ...]:

@@ -100,8 +100,8 @@ class ChatTemplate:
         """The white space this template puts around thinking and `<tool_call>` blocks."""
         thinking = self._probe_reply({"content": "said", "reasoning_content": "thought"})
         block = re.search(r"<think>(\s*)thought(\s*)</think>(\s*)said", thinking or "")
-        calls = [_probe_call({}), _probe_call({})]
-        calling = self._probe_reply({"content": "said", "tool_calls": calls})
+        call = _probe_call("{}" if self.takes_json_text else {})
+        calling = self._probe_reply({"content": "said", "tool_calls": [call, call]})
         blocks = re.search(
             r"said(\s*)<tool_call>.*?</tool_call>(\s*)<tool_call>", calling or "", re.DOTALL
         )

@@ -234,23 +234,25 @@ def _misses(result: ReplayResult) -> list[dict[str, Any]]:
 
 def _example(call: CallRecord, miss: Mapping[str, Any]) -> dict[str, str | None]:
     where = f"{call.trajectory}, call {call.call}: at token {count_text(miss['at_token'])}"
-    message = miss.get("message")
-    if isinstance(message, Mapping):
-        where += f", message {message.get('index')} ({message.get('role')})"
-    if miss.get("vetoed_by") is not None:
-        where += f"; vetoed by {miss['vetoed_by']}"
+    if miss["message"] is not None:
+        index, role = miss["message"]
+        where += f", message {index} ({role})"
     where += f"; {count_text(call.computed_tokens)} of {count_text(call.prompt_tokens)} computed"
+    if miss["vetoed_by"] is not None:
+        where += f"; KV would reach {count_text(miss['kv_len'])} tokens, "
+        where += f"states {count_text(miss['state_len'])}"
+    if miss.get("fallback") is not None:
+        where += f"; {miss['fallback']}"
     return {
         "where": where,
-        "expected": _excerpt(miss.get("expected")),
-        "got": _excerpt(miss.get("got")),
+        "expected": _excerpt(miss["expected"]),
+        "got": _excerpt(miss["got"]),
     }
 
 
-def _excerpt(text: object) -> str | None:
-    """The text in quotes, with line ends and blanks that can be told apart."""
-    if text is None:
+def _excerpt(text: str) -> str | None:
+    """The text in quotes, with line ends and blanks that can be told apart; None for no text."""
+    if not text:
         return None
-    shown = str(text)
-    cut = "" if len(shown) <= _EXCERPT_CHARS else "…"
-    return json.dumps(shown[:_EXCERPT_CHARS], ensure_ascii=False) + cut
+    cut = "" if len(text) <= _EXCERPT_CHARS else "…"
+    return json.dumps(text[:_EXCERPT_CHARS], ensure_ascii=False) + cut

@@ -45,7 +45,7 @@ class CallRecord:
     ttft_s, total_s: seconds from submission to the first token and to the end.
     at_s: seconds from the start of the run to the end of the call.
     bytes_by_kind: bytes held by kind right after the call.
-    miss: why less was reused than was possible (keys of `MissReport`), or None.
+    miss: why less was reused than was possible (`MissReport.to_json()`), or None.
     verify: the comparison with a cold run, or None where the call was not verified; keys
         `positions`, `different_ids`, `max_logit_error`, `max_state_error`, others may follow.
     cold_ttft_s: time to first token of the same call without a cache, where it was measured.

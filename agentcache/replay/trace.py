@@ -65,8 +65,15 @@ def read_file(path: str | Path, *, max_bytes: int = MAX_RECORD_BYTES) -> list[Tr
     `TraceDecodeError` (not UTF-8, not JSON) or `TraceFormatError` (unknown format, wrong types).
     No document or line may be longer than `max_bytes`.
 
-    >>> from agentcache.replay.trace import read_file
-    >>> [len(run.calls) for run in read_file("examples/data/tau-bench.json")]  # doctest: +SKIP
+    >>> import json, tempfile
+    >>> question = {"role": "user", "content": "What is 1 + 1?"}
+    >>> row = {"messages": [question], "answer": {"role": "assistant", "content": "2"}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "sum.calls.jsonl"
+    ...     _ = path.write_text(json.dumps(row))
+    ...     [run] = read_file(path)
+    >>> run.id, len(run.calls), run.calls[0].answer["content"]
+    ('sum', 1, '2')
     """
     source = Source(Path(path))
     trajectories = _read(source, max_bytes)

@@ -18,7 +18,7 @@ def user(content: object = "hi", **more: object) -> dict:
 
 
 def calls(*ids: str, arguments: object = "{}") -> dict:
-    made = [{"id": i, "function": {"name": f"f{i}", "arguments": arguments}} for i in ids]
+    made = [{"id": i, "function": {"name": "f", "arguments": arguments}} for i in ids]
     return {"role": "assistant", "content": None, "tool_calls": made}
 
 
@@ -136,3 +136,10 @@ def test_a_known_list_is_recognised_with_its_tool_results_in_another_order():
     assert same_prefix(known, back)
     assert not same_prefix(known, back[:3])
     assert not same_prefix(known, [user("edited"), *back[1:]])
+
+
+@pytest.mark.parametrize("odd", [3, "x", None, {"role": "assistant", "tool_calls": 3}])
+def test_what_is_no_message_is_not_recognised(odd):
+    known = calls("a")
+    assert not same_message(known, odd)
+    assert not same_prefix([known], [odd])

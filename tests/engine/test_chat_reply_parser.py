@@ -159,17 +159,16 @@ def test_a_growing_reply_comes_to_what_the_whole_one_is(fragments, size, in_thin
 
 
 @given(st.lists(FRAGMENTS, max_size=12))
-def test_no_visible_character_is_lost(fragments):
+def test_a_reply_without_calls_can_be_put_together_again(fragments):
     text = "".join(fragments)
-    message = parse_reply(text, form=LINES)
-    kept = message["content"] + message.get("reasoning_content", "")
-    kept += "".join(name + arguments for name, arguments in calls_of(message))
-    # What goes are tags and the frame of the calls.
-    frame = "<think></think>" + '<tool_call>{"name": , "arguments": }</tool_call>' * len(
-        message.get("tool_calls", [])
-    )
-    missing = len(text.replace("\n", "")) - len(kept.replace("\n", ""))
-    assert missing <= len(frame) + text.count(" ") + text.count('"')
+    message = parse_reply(text)
+    if "tool_calls" in message:
+        return
+    reasoning, content = message.get("reasoning_content"), message["content"]
+    if reasoning is None:
+        assert text == content
+    else:
+        assert text.lstrip() in (f"<think>{reasoning}</think>{content}", f"<think>{reasoning}")
 
 
 def test_arguments_are_valid_json_for_any_names():

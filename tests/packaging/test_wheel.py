@@ -82,20 +82,20 @@ def modules_in(wheel: Path) -> list[str]:
     )
 
 
-def source_files() -> set[str]:
-    """Every Python file of the package in the tree, by its path in a wheel."""
-    folders = {f"agentcache/{room}": ROOT / room for room in ROOMS}
-    folders["agentcache"] = ROOT / "agentcache"
+def tree_files() -> set[str]:
+    """Every file of the package in the tree, links followed, by its path in a wheel."""
     return {
-        f"{prefix}/{path.relative_to(folder).as_posix()}"
-        for prefix, folder in folders.items()
-        for path in folder.rglob("*.py")
+        (Path(folder) / name).relative_to(ROOT).as_posix()
+        for folder, _, names in os.walk(ROOT / "agentcache", followlinks=True)
+        for name in names
     }
 
 
 def test_wheel_holds_every_module_of_the_tree(built):
     names = zipfile.ZipFile(built.wheel).namelist()
-    assert {name for name in names if name.endswith(".py")} == source_files()
+    assert {name for name in names if name.endswith(".py")} == {
+        name for name in tree_files() if name.endswith(".py")
+    }
 
 
 def test_wheel_has_one_top_level_package(built):
@@ -112,20 +112,17 @@ def test_sdist_holds_plain_files_and_folders_only(built):
 
 
 def test_wheel_holds_the_data_of_the_package(built):
-    names = set(zipfile.ZipFile(built.wheel).namelist())
-    data = {
-        f"agentcache/{path.relative_to(ROOT / 'agentcache').as_posix()}"
-        for path in (ROOT / "agentcache" / "data").rglob("*")
-        if path.is_file()
-    }
+    tree = tree_files()
+    data = {name for name in tree if name.startswith("agentcache/data/")}
     assets = {
-        f"agentcache/engine/{path.relative_to(ROOT / 'engine').as_posix()}"
-        for path in (ROOT / "engine").rglob("*")
-        if path.suffix in {".json", ".jinja"}
+        name
+        for name in tree
+        if name.startswith("agentcache/engine/") and name.endswith((".json", ".jinja"))
     }
     assert data
     assert assets
-    assert data | assets | {"agentcache/py.typed"} <= names
+    names = zipfile.ZipFile(built.wheel).namelist()
+    assert data | assets | {"agentcache/py.typed"} <= set(names)
 
 
 def test_every_module_imports_from_an_empty_environment(built, empty):

@@ -191,10 +191,10 @@ def test_record_above_the_limit_is_a_typed_error(tmp_path, name):
 def test_line_above_the_limit_costs_only_itself(tmp_path):
     path = tmp_path / "x.calls.jsonl"
     rows = [
-        {"messages": [{"role": "user", "content": text}], "answer": ANSWER}
+        json.dumps({"messages": [{"role": "user", "content": text}], "answer": ANSWER})
         for text in ("short", "x" * 5000, "last")
     ]
-    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    path.write_text("\n".join([*rows, "{"]), encoding="utf-8")
 
     result = read_paths(path, max_bytes=4000)
 
@@ -202,7 +202,9 @@ def test_line_above_the_limit_costs_only_itself(tmp_path):
         "short",
         "last",
     ]
-    assert "line 2" in result.warnings[0]
+    too_long, cut_off = result.warnings
+    assert "line 2: is longer than the limit" in too_long
+    assert f"line 4, offset {path.stat().st_size}:" in cut_off
 
 
 def test_document_that_does_not_fit_into_memory_is_a_typed_error(tmp_path, monkeypatch):

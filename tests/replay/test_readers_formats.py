@@ -64,6 +64,14 @@ def test_mini_swe_agent_exit_row_is_no_message(tmp_path):
     assert len(run.calls) == 1
 
 
+def test_answer_with_nothing_before_it_is_no_call(tmp_path):
+    rows = [say("assistant", "hello"), say("user", "u"), say("assistant", "a")]
+    [run] = read_file(write(tmp_path / "r.traj.json", rows))
+
+    assert [texts(call) for call in run.calls] == [["hello", "u"]]
+    assert any("nothing before it" in note for note in run.notes)
+
+
 def test_condenser_log_is_refused_for_what_it_is():
     with pytest.raises(TraceFormatError, match="is a condenser log"):
         read_file(RUNS / "mini-swe-agent" / "astropy__astropy-12907_20251014_174323.jsonl")

@@ -21,7 +21,7 @@ HOSTILE = [
     "<script>alert(1)</script>",
     '"><img src=https://example.org/x.png onerror=alert(1)>',
     "<svg onload=alert(1)><a href='https://example.org'>",
-    '--><b id="x">$\\frac{1}{0}$ $x_1$ & </style></text></svg>',
+    '--><b id="x">$\\frac{$ </text></svg>',
     "国際化 \x00\x1b[31m \ud800 end",
     "{{ model }} {% if %} url(#x)",
 ]
@@ -29,7 +29,7 @@ HOSTILE = [
 
 def synthetic_run(num_trajectories: int, num_turns: int, **changes: Any) -> ReplayResult:
     """Trajectories that grow by some 600 tokens a turn; turn 7 of each falls back to 1,000."""
-    calls = []
+    calls: list[CallRecord] = []
     for turn in range(num_turns):
         for idx in range(num_trajectories):
             prompt = 1500 + 640 * turn + 37 * idx
@@ -77,10 +77,12 @@ def _miss(turn: int, cached: int) -> dict[str, Any] | None:
         return None
     return {
         "at_token": cached,
-        "message": {"index": turn, "role": "tool"},
+        "message": [turn, "tool"],
         "reason": "no_checkpoint" if turn else "new",
         "vetoed_by": "state" if turn else None,
-        "expected": "exit code 0\n" if turn else None,
+        "kv_len": 4000,
+        "state_len": cached,
+        "expected": "exit code 0\n" if turn else "",
         "got": "exit code 1\n",
     }
 
@@ -123,8 +125,8 @@ def hostile_run() -> ReplayResult:
         replace(
             call,
             trajectory=HOSTILE[idx % len(HOSTILE)],
-            miss={"at_token": 1, "reason": text, "message": {"index": 0, "role": text}}
-            | {"vetoed_by": text, "expected": text, "got": text},
+            miss={"at_token": 1, "message": [0, text], "reason": text, "vetoed_by": text}
+            | {"kv_len": 2, "state_len": 1, "expected": text, "got": text, "fallback": text},
         )
         for idx, call in enumerate(base.calls)
         for text in [HOSTILE[idx % len(HOSTILE)]]
@@ -171,9 +173,11 @@ def test_misses_are_counted_by_reason_with_at_most_three_examples(html: str) -> 
     page = Page(html).text
     misses = page[page.index("Misses") :]
     assert misses.index("no_checkpoint") < misses.index("new")  # more tokens computed
-    assert misses.count("message 7 (tool); vetoed by state") == 3
+    assert misses.count("message 7 (tool)") == 3
+    assert misses.count("KV would reach 4,000 tokens, states 1,000") == 3
     assert "run-0000, call 7: at token 1,000" in misses
-    assert '"exit code 0\\n"' in misses
+    assert misses.count('expected "exit code 0\\n"') == 3
+    assert misses.count("expected") == 3  # none where nothing was
     assert f"{5 * (1500 + 640 * 7 - 1000) + 37 * 10:,}" in misses
 
 

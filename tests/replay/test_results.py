@@ -24,7 +24,7 @@ from agentcache.replay.results import (
 )
 
 EXACT = {"positions": 20, "different_ids": 0, "max_logit_error": 2e-6, "max_state_error": 3e-7}
-MISS = {"at_token": 90, "reason": "diverged", "message": {"index": 2, "role": "tool"}}
+MISS = {"at_token": 90, "reason": "diverged", "message": [2, "tool"]}
 
 
 def call(trajectory: str, idx: int, prompt: int, cached: int, **changes: Any) -> CallRecord:

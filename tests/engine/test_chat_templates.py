@@ -1,0 +1,245 @@
+"""Templates as models have them, with their oddities, through the whole way of a chat."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from agentcache.engine.chat import ChatFormat
+from agentcache.engine.tokenizer import Tokenizer
+
+ENGINE = Path(__file__).parents[2] / "engine"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "templates"
+
+OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CALLS = "{% for c in m.tool_calls or [] %}<tool_call>ARGS</tool_call>{% endfor %}"
+
+USER = {"role": "user", "content": "hi there"}
+NEXT = {"role": "user", "content": "and now"}
+REPLY = {"role": "assistant", "content": "well yes"}
+
+
+def bytes_only(template: str, *control: str | AddedToken) -> Tokenizer:
+    """A tokenizer of single bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([OPEN, CLOSE, "</s>", *control])
+    backend.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+    return Tokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=CLOSE, chat_template=template)
+    )
+
+
+def format_of(template: str, *control: str | AddedToken, ends: tuple[str, ...] = ()) -> ChatFormat:
+    tokenizer = bytes_only(template, *control)
+    end_ids = frozenset(tokenizer.special_ids[end] for end in (CLOSE, *ends))
+    return ChatFormat(tokenizer, end_ids=end_ids)
+
+
+def text_of(segments) -> str:
+    return "".join(segment.text for segment in segments)
+
+
+def two_turns(chat_format: ChatFormat, *end: int, tools=None) -> tuple[str, str, str | None]:
+    """(continued prompt, the same list rendered as a whole, why it was not continued)."""
+    first = chat_format.render([USER], tools)
+    said = chat_format.encode_reply(REPLY["content"]).tolist()
+    parts = chat_format.encode(first.segments).parts + chat_format.reply_parts([*said, *end])
+    going_on = chat_format.continue_history(parts, [USER], REPLY, [NEXT], tools)
+    whole = chat_format.render([USER, REPLY, NEXT], tools)
+    return text_of(going_on.segments), text_of(whole.segments), going_on.fallback
+
+
+def test_a_list_that_asks_for_no_reply_may_end_in_an_end_of_text():
+    chat_format = format_of(PLAIN + HEADER + "{% if not add_generation_prompt %}</s>{% endif %}")
+    close = bytes_only(PLAIN).special_ids[CLOSE]
+    for end in ((), (close,)):
+        going_on, whole, fallback = two_turns(chat_format, *end)
+        assert going_on == whole
+        assert fallback is None
+    assert chat_format.reply_text([USER], REPLY) == REPLY["content"]
+    rendered = chat_format.render([USER])
+    assert text_of(rendered.segments[rendered.reply_start :]) == "<|im_start|>assistant\n"
+
+
+def test_a_message_may_be_closed_only_by_the_next_one():
+    template = (
+        "{% for m in messages %}{{ '<|im_end|>\n' if not loop.first }}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|im_end|>\n"
+        "<|im_start|>assistant\n{% endif %}"
+    )
+    chat_format = format_of(template)
+    close = bytes_only(template).special_ids[CLOSE]
+    for end in ((), (close,)):
+        going_on, whole, fallback = two_turns(chat_format, *end)
+        assert going_on == whole
+        assert fallback is None
+    assert chat_format.reply_text([USER], REPLY) == REPLY["content"]
+
+
+def test_messages_may_be_set_off_by_text_alone():
+    template = (
+        "{% for m in messages %}### {{ m.role }}: {{ m.content }}\n\n{% endfor %}"
+        "{% if add_generation_prompt %}### assistant: {% endif %}"
+    )
+    chat_format = format_of(template)
+    going_on, whole, fallback = two_turns(chat_format)
+    assert going_on == whole
+    assert fallback is None
+    assert chat_format.reply_text([USER], REPLY) == REPLY["content"]
+
+
+def test_tools_may_move_to_the_newest_user_message():
+    template = (
+        "{% for m in messages %}{% if loop.last and tools %}{{ tools | tojson }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + HEADER
+    )
+    going_on, whole, fallback = two_turns(format_of(template), tools=[{"name": "f"}])
+    assert going_on == whole
+    assert fallback is not None
+
+
+def test_a_history_that_comes_out_the_same_is_no_fallback():
+    # The reply alone is written with an empty block; once something follows it is as it was.
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '<think></think>' if loop.last "
+        "and m.role == 'assistant' }}{{ m.content }}<|im_end|>\n{% endfor %}" + HEADER
+    )
+    chat_format = format_of(template)
+    close = bytes_only(template).special_ids[CLOSE]
+    going_on, whole, fallback = two_turns(chat_format, close)
+    assert going_on == whole
+    assert fallback is None
+
+
+def test_a_list_ending_with_the_reply_may_be_refused():
+    template = (
+        "{% if messages[-1].role == 'assistant' %}{{ raise_exception('user last') }}{% endif %}"
+        + PLAIN
+        + HEADER
+    )
+    chat_format = format_of(template)
+    close = bytes_only(template).special_ids[CLOSE]
+    going_on, whole, _ = two_turns(chat_format, close)
+    assert going_on == whole
+    rendered = chat_format.render([USER, REPLY, {**NEXT, "mark": True}])
+    assert rendered.ends is None
+    assert len(rendered.marks) == 1
+
+
+def test_white_space_that_a_control_token_swallows_is_not_encoded():
+    strips = AddedToken("<|user|>", rstrip=True, lstrip=False, normalized=False, special=True)
+    left = AddedToken("<|end|>", rstrip=False, lstrip=True, normalized=False, special=True)
+    template = "{% for m in messages %}<|user|>\n{{ m.content }} <|end|>\n{% endfor %}"
+    chat_format = format_of(template, strips, left)
+    tokenizer = bytes_only(template, strips, left)
+    messages = [USER, {"role": "user", "content": " \n"}, {"role": "user", "content": "  x  "}]
+    rendered = chat_format.render(messages, add_generation_prompt=False)
+    got = chat_format.encode(rendered.segments).ids.tolist()
+    expected = tokenizer.source.apply_chat_template(messages, return_dict=False)
+    assert got == expected
+    assert rendered.ends == (4, 7, 11)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("{{ c.function.arguments }}", '{"a":  1}'),
+        ("{{ '' + c.function.arguments }}", '{"a":  1}'),
+        (
+            "{{ c.function.arguments if c.function.arguments is string "
+            "else c.function.arguments | tojson }}",
+            '{"a":  1}',
+        ),
+        ("{{ c.function.arguments | tojson }}", '{"a": 1}'),
+        ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}", "a=1"),
+    ],
+)
+def test_arguments_are_given_in_the_form_the_template_takes(arguments, expected):
+    template = PLAIN.replace("<|im_end|>", CALLS.replace("ARGS", arguments) + "<|im_end|>")
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a":  1}'}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+    text = text_of(format_of(template).render([USER, reply]).segments)
+    assert f"<tool_call>{expected}</tool_call>" in text
+
+
+def test_arguments_that_are_no_json_object_reach_the_template_as_they_are():
+    template = PLAIN.replace(
+        "<|im_end|>", CALLS.replace("ARGS", "{{ c.function.arguments | tojson }}") + "<|im_end|>"
+    )
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[1"}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert '"[1"' in text_of(format_of(template).render([USER, reply]).segments)
+
+
+def test_roles_of_the_template_are_known():
+    template = PLAIN.replace("{{ m.role }}", "{{ 'a' if m.role == 'critic' else m.role }}")
+    format_of(template).render([{"role": "critic", "content": "x"}])
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Tokenizer:
+    return Tokenizer(AutoTokenizer.from_pretrained(ENGINE / "assets"))
+
+
+def session(
+    chat_format: ChatFormat, tokenizer: Tokenizer
+) -> tuple[list[list[int]], list[str | None]]:
+    """Prompts and fallbacks of a tool loop with thinking and one more question."""
+    call = '<tool_call>{"name": "ls", "arguments": {"path":  "/tmp"}}</tool_call>'
+    (end,) = tokenizer.end_ids()
+    steps = [
+        ([{"role": "system", "content": "Be brief."}, USER], f"<think>look</think>One.{call}"),
+        ([{"role": "tool", "tool_call_id": "call00000", "content": "a\nb"}], "Two files."),
+        ([NEXT], "Bye."),
+    ]
+    tools = [{"type": "function", "function": {"name": "ls", "parameters": {}}}]
+    messages, parts, prompts, fallbacks = [], (), [], []
+    for new, reply in steps:
+        if messages:
+            *before, last = messages
+            rendered = chat_format.continue_history(parts, before, last, new, tools)
+        else:
+            rendered = chat_format.render(new, tools)
+        messages += new
+        encoding = chat_format.encode(rendered.segments, parts)
+        prompts.append(encoding.ids.tolist())
+        fallbacks.append(rendered.fallback)
+        said = chat_format.encode_reply(reply).tolist()
+        parts = encoding.parts + chat_format.reply_parts([*said, end])
+        messages.append(chat_format.parse_reply(reply, in_thinking=rendered.in_thinking))
+    return prompts, fallbacks
+
+
+def test_the_embedded_template_only_appends(embedded):
+    prompts, fallbacks = session(ChatFormat(embedded), embedded)
+    assert fallbacks == [None, None, None]
+    for earlier, later in pairwise(prompts):
+        assert later[: len(earlier)] == earlier
+    assert embedded.decode(prompts[-1]).count("<think>look</think>") == 1
+
+
+def test_the_embedded_template_gives_replies_back_as_they_were_written(embedded):
+    chat_format = ChatFormat(embedded)
+    for text in ("\nplain\n", "<think>\na\n</think>\n\nb", "<think></think>", "a\n<tool_call>bad"):
+        message = chat_format.parse_reply(text)
+        if message.get("reasoning_content") != "":
+            assert chat_format.reply_text([USER], message) == text
+
+
+def test_a_template_that_drops_thinking_is_followed(embedded):
+    source = AutoTokenizer.from_pretrained(ENGINE / "assets")
+    source.chat_template = (FIXTURES / "drops_thinking.jinja").read_text(encoding="utf-8")
+    tokenizer = Tokenizer(source)
+    assert tokenizer.fingerprint != embedded.fingerprint
+    prompts, fallbacks = session(ChatFormat(tokenizer), tokenizer)
+    assert all(fallback is not None for fallback in fallbacks[1:])
+    assert "look" in tokenizer.decode(prompts[1])
+    assert "look" not in tokenizer.decode(prompts[2])
