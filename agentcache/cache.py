@@ -14,7 +14,7 @@ Who holds which pages of a running request, for a prompt of n tokens with bounda
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -123,12 +123,12 @@ class HybridCache:
         row = self.pools.rows.alloc()
         if row is None:
             raise OutOfPages(0)
-        self._load(node, row)  # before anything is evicted: a lock does not keep the checkpoint
-        self._touch(node)
         self.tree.lock(node)
         try:
+            self._load(node, row)  # before anything is evicted: a lock does not keep the checkpoint
+            self._touch(node)
             table, own = self._table(node)
-        except OutOfPages:
+        except BaseException:
             self._unlock(node)
             self.pools.rows.free(row)
             raise
@@ -171,7 +171,7 @@ class HybridCache:
         if self.pools.pages.claim(tail, offset):
             return table, np.array([tail], dtype=np.int32)
         copy = self._alloc(1)
-        self.pools.copy_tail(tail, int(copy[0]), offset)
+        self._or_free(copy, lambda: self.pools.copy_tail(tail, int(copy[0]), offset))
         table.replace_last(int(copy[0]))
         return table, copy
 
@@ -281,7 +281,7 @@ class HybridCache:
             return False
         pages = self.pools.pages.alloc_scattered(self.pools.state_pages)
         assert pages is not None
-        self.pools.save_state(row, pages)
+        self._or_free(pages, lambda: self.pools.save_state(row, pages))
         self.tree.commit(node, Kind.STATE, pages)
         self.num_checkpoints += 1
         self.metrics.add("filed", "state")
@@ -359,6 +359,14 @@ class HybridCache:
         if kind is Kind.STATE:
             self.num_checkpoints -= 1
         self._decref(slots)
+
+    def _or_free(self, pages: IntArray, copy: Callable[[], None]) -> None:
+        """Fill fresh pages; they are given back if that fails."""
+        try:
+            copy()
+        except BaseException:
+            self._decref(pages)
+            raise
 
     def _decref(self, pages: IntArray) -> None:
         gone = self.pools.pages.decref(pages)

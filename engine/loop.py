@@ -95,7 +95,7 @@ class Engine:
             future=Future(),
             sampler=Sampler(spec.sampling, self._seed(spec)),
             detokenizer=Detokenizer(self._tokenizer),
-            stops=StopStrings(spec.sampling.stop),
+            stops=StopStrings(spec.sampling.stop if spec.replay is None else ()),
             verify_after=share > 0 and self._random.random() < share,
         )
         request.future.set_running_or_notify_cancel()  # only `cancel` below ends it early

@@ -7,13 +7,15 @@ inputs before the first token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "Activation",
@@ -150,7 +152,7 @@ def causal_conv1d_update(
     """
     window = torch.cat([state, x[..., None]], dim=-1)
     state.copy_(window[..., 1:])
-    y = torch.linalg.vecdot(window.float(), weight.float())
+    y: Tensor = torch.linalg.vecdot(window.float(), weight.float())
     if bias is not None:
         y.add_(bias)
     if activation == "silu":

@@ -6,10 +6,13 @@ scores. Two partial results merge exactly, weighted by `exp(lse)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["segment_attention", "segment_attention_reference"]
 

@@ -12,11 +12,14 @@ outputs are a masked matrix product with decay weights, between chunks the state
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["ScanResult", "ssd_scan", "ssd_scan_reference"]
 
@@ -90,7 +93,7 @@ def ssd_scan(
     """Scan T >= 1 tokens and return outputs, final state and the states at `state_positions`.
 
     Args:
-        x: inputs `[B, T, H, P]`, any strides with a contiguous `[H, P]` part.
+        x: inputs `[B, T, H, P]`; strides are free here and below.
         dt: step sizes `[B, T, H]`, bias, softplus and clamp already applied.
         A: decay rates `[H]`, negative.
         B, C: input and output projections `[B, T, G, N]`; G divides H.
@@ -102,6 +105,7 @@ def ssd_scan(
 
     Computes in float32 (decay sums in float64), without gradients.
 
+    >>> import torch
     >>> x, dt = torch.randn(1, 100, 2, 8), torch.full((1, 100, 2), 0.1)
     >>> bc = torch.randn(1, 100, 1, 16)
     >>> result = ssd_scan(x, dt, torch.tensor([-1.0, -2.0]), bc, bc, state_positions=[70])
@@ -123,7 +127,7 @@ def ssd_scan(
     states = tuple(torch.empty_like(state) for _ in state_positions)
 
     # One sequence and one group at a time: every operand is then a view of the caller's tensors
-    # that matrix products read in place. The engine extends single sequences.
+    # that matrix products read in place. Passes over many tokens mostly have one sequence.
     heads_per_group = num_heads // num_groups
     for b in range(batch):
         for g in range(num_groups):
@@ -137,7 +141,7 @@ def ssd_scan(
                 None if skip is None else skip[heads],
                 y[b, :, heads],
                 state[b, heads],
-                {p: s[b, heads] for p, s in zip(state_positions, states, strict=True)},
+                [(p, s[b, heads]) for p, s in zip(state_positions, states, strict=True)],
             )
             part.run(chunk_size)
     return ScanResult(y.to(x.dtype), state, states)
@@ -185,7 +189,7 @@ class _Part:
     """The heads of one group in one sequence: read `x`..`D`, fill `y` and `captures`, step `state`.
 
     x, y `[T, H, P]`, dt `[T, H]`, log2_rate `[H]` float64, B, C `[T, N]`, D `[H]`,
-    state and captures `[H, P, N]`; captures maps a count of absorbed tokens to its destination.
+    state `[H, P, N]`; captures pair a count of absorbed tokens with its destination `[H, P, N]`.
     """
 
     x: Tensor
@@ -196,11 +200,10 @@ class _Part:
     D: Tensor | None
     y: Tensor
     state: Tensor
-    captures: dict[int, Tensor]
+    captures: list[tuple[int, Tensor]]
 
     def run(self, chunk_size: int) -> None:
-        if 0 in self.captures:
-            self.captures[0].copy_(self.state)
+        self._capture_at(0)
         for start, stop, chunk_len in _spans(self.x.shape[0], chunk_size):
             self._scan_chunks(start, stop, chunk_len)
 
@@ -223,22 +226,26 @@ class _Part:
             for i in range(span.start, span.stop):
                 torch.mm(C[i], flat_state.t(), out=flat_y[i])
                 token = start + i * chunk_len
-                if self.captures:
-                    self._capture_inside(token, token + chunk_len, decays.log2_sums[i])
+                self._capture_inside(token, token + chunk_len, decays.log2_sums[i])
                 self.state.mul_(decays.chunk[i])
                 flat_state.addmm_(inputs[i - first], B[i])
-                if token + chunk_len in self.captures:
-                    self.captures[token + chunk_len].copy_(self.state)
+                self._capture_at(token + chunk_len)
             out = y[span].mul_(decays.from_start[span]).addcmul_(inside, decays.rest[span])
             if self.D is not None:
                 out.addcmul_(x[span], self.D[:, None])
 
+    def _capture_at(self, position: int) -> None:
+        """Fill the captures at `position`, which `state` stands at."""
+        for capture_position, capture in self.captures:
+            if capture_position == position:
+                capture.copy_(self.state)
+
     def _capture_inside(self, start: int, stop: int, log2_sums: Tensor) -> None:
         """Fill captures strictly inside the chunk start..stop, whose first state is `state`."""
-        for position in range(start + 1, stop):
-            if position not in self.captures:
+        for position, capture in self.captures:
+            if not start < position < stop:
                 continue
-            capture, tokens = self.captures[position], slice(start, position)
+            tokens = slice(start, position)
             total = log2_sums[position - start - 1]
             to_end = (total - log2_sums[: position - start]).clamp_(_MIN_LOG2).exp2_().float()
             inputs = self.x[tokens] * (to_end * self.dt[tokens, :, None])
@@ -273,7 +280,7 @@ class _Decays:
         factors = torch.empty(4, *dt.shape, device=dt.device)
         source, to_end, rest, from_start = factors.unbind()
         from_start.copy_(sums)
-        head = from_start.transpose(1, 2).contiguous()
+        head = from_start.transpose(1, 2).clone(memory_format=torch.contiguous_format)
         torch.sub(sums, from_start, out=rest)
         torch.neg(rest, out=source)
         torch.sub(sums[:, -1:], sums, out=to_end)

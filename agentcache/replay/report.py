@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ from agentcache.replay._page import TEMPLATE
 from agentcache.replay.results import percentile, verify_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agentcache.replay.results import CallRecord, ReplayResult
 
 __all__ = ["render_report", "write_report"]

@@ -20,7 +20,9 @@ from agentcache.replay.readers._walk import Found, find_files
 from agentcache.replay.readers.base import Call, Source, Trajectory, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    from agentcache.replay.readers.base import Record
 
 __all__ = [
     "MAX_RECORD_BYTES",
@@ -133,7 +135,15 @@ def _row(trajectory: Trajectory, call: Call, *, is_first: bool) -> dict[str, Any
 
 def _read(source: Source, max_bytes: int) -> list[Trajectory] | None:
     """The trajectories of a file; None if no format matches any of its records."""
-    stream = records(source, max_bytes)
+    try:
+        return _read_records(source, records(source, max_bytes))
+    except MemoryError as error:
+        raise TraceFormatError(
+            source.shown, "does not fit into memory", "split it, or read it on a larger machine"
+        ) from error
+
+
+def _read_records(source: Source, stream: Iterator[Record]) -> list[Trajectory] | None:
     unknown: list[int | None] = []
     for record in stream:
         known = find_format(record.data)

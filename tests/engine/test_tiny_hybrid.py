@@ -116,10 +116,12 @@ def logit_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got - expected).pow(2).mean().sqrt() / expected.std())
 
 
-def state_error(got: Any, expected: Any) -> float:
-    """Greatest relative L2 distance over layers and kinds."""
+def state_error(got: Any, expected: Any, *keys: str) -> float:
+    """Greatest relative L2 distance over layers and kinds, or over the given ones."""
     before, after = tensors_of(expected), tensors_of(got)
-    return max(float((after[key] - before[key]).norm() / before[key].norm()) for key in before)
+    return max(
+        float((after[key] - before[key]).norm() / before[key].norm()) for key in keys or before
+    )
 
 
 def swap_pages(layer: Any, first: int, second: int) -> None:
@@ -313,3 +315,5 @@ def test_an_early_token_and_every_damage_show(model: Any, ids: torch.Tensor, len
     changed_logits, changed_end = extend(changed_cache)
     assert logit_error(changed_logits, logits) > 1e-2
     assert state_error(changed_end, end) > 1e-2
+    # below any attention nothing but the state itself can have kept the token
+    assert state_error(changed_end, end, "0.recurrent") > 5 * STATE_TOLERANCE

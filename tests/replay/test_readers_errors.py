@@ -207,14 +207,17 @@ def test_line_above_the_limit_costs_only_itself(tmp_path):
     assert f"line 4, offset {path.stat().st_size}:" in cut_off
 
 
-def test_document_that_does_not_fit_into_memory_is_a_typed_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", ["_decode.json.loads", "calls_jsonl.read_messages"])
+def test_file_that_does_not_fit_into_memory_is_a_typed_error(tmp_path, monkeypatch, step):
     def exhausted(*_args, **_kwargs):
         raise MemoryError
 
-    monkeypatch.setattr("agentcache.replay.readers._decode.json.loads", exhausted)
+    monkeypatch.setattr(f"agentcache.replay.readers.{step}", exhausted)
+    path = write_call(tmp_path / "x.json")
 
     with pytest.raises(TraceFormatError, match="does not fit into memory"):
-        read_file(write_call(tmp_path / "x.json"))
+        read_file(path)
+    assert [where for where, _ in read_paths(path).rejected] == [str(path)]
 
 
 def test_number_of_thousands_of_digits_is_no_crash(tmp_path):
@@ -242,13 +245,15 @@ def test_unpaired_surrogate_is_replaced_with_a_note(tmp_path):
     assert any("surrogates" in note for note in run.notes)
 
 
-@pytest.mark.parametrize("name", ["gone.json", "gone/deeper.json", "\x00.json", "x" * 300])
+@pytest.mark.parametrize(
+    "name", ["gone.json", "gone/deeper.json", "\x00.json", "\ud800.json", "x" * 300]
+)
 def test_path_that_is_not_there_is_a_typed_error(tmp_path, name):
     with pytest.raises(TraceNotFound):
         read_file(tmp_path / name)
 
     [(path, error)] = read_paths(tmp_path / name).rejected
-    assert path == str(tmp_path / name)
+    assert path == str(tmp_path / name.replace("\ud800", "\ufffd"))
     assert isinstance(error, TraceNotFound)
 
 

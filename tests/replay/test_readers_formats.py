@@ -260,6 +260,16 @@ def test_null_content_beside_tool_calls_is_empty_text():
     assert all(isinstance(answer["content"], str) for answer in calling)
 
 
+def test_tau_bench_result_that_cannot_be_used_costs_only_itself(tmp_path):
+    results = json.loads((RUNS / "tau-bench" / "gpt-4o-airline.task18.json").read_text("utf-8"))
+    results[1]["traj"] = None
+    read = read_paths(write(tmp_path / "t.json", results))
+
+    assert [run.id for run in read.trajectories] == ["t/task18-trial0", "t/task18-trial2"]
+    assert read.partial == 1
+    assert "[1].traj is missing" in read.warnings[0]
+
+
 # OpenHands
 
 
@@ -450,6 +460,23 @@ def test_claude_code_keeps_results_of_parallel_tool_calls(tmp_path):
     assert [row.get("tool_call_id") for row in last.messages] == [None, None, "t1", "t2"]
 
 
+def test_claude_code_result_recorded_after_an_answer_is_not_in_its_prompt(tmp_path):
+    path = write_lines(
+        tmp_path / "s.jsonl",
+        [
+            record("u1", None, "user", "go"),
+            record("a1", "u1", "assistant", [use("t1")], id="m1"),
+            record("a2", "a1", "assistant", [use("t2")], id="m1"),
+            record("r1", "a1", "user", [result_of("t1", "one")]),
+            record("a3", "r1", "assistant", "early", id="m2"),
+            record("r2", "a2", "user", [result_of("t2", "late")]),
+        ],
+    )
+    [run] = read_file(path)
+
+    assert texts(run.calls[-1]) == ["go", "", "one"]
+
+
 def test_claude_code_images_become_a_mark_with_a_note(tmp_path):
     image = {"type": "image", "source": {"type": "base64", "data": "AA=="}}
     path = write_lines(
@@ -503,6 +530,8 @@ def test_claude_code_side_chains_without_agent_ids_are_told_apart(tmp_path):
 # recordings without model calls
 
 
-def test_intercode_result_is_refused_for_what_it_is():
-    with pytest.raises(TraceFormatError, match="InterCode result"):
-        read_file(RUNS / "intercode" / "ic_bash_multiturn_gpt-4.first-2.json")
+def test_intercode_result_is_refused_for_what_it_is(tmp_path):
+    logs = write(tmp_path / "logs.json", {"meta": {"env": "sql"}, "logs": {"0": {}}})
+    for path in (RUNS / "intercode" / "ic_bash_multiturn_gpt-4.first-2.json", logs):
+        with pytest.raises(TraceFormatError, match="InterCode result"):
+            read_file(path)

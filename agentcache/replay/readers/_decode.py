@@ -47,10 +47,6 @@ def records(source: Source, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Recor
                 yield Record(_parse(source.shown, file.read(), 0, None))
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
-    except MemoryError as error:
-        raise TraceFormatError(
-            source.shown, "does not fit into memory", "split it, or read it on a larger machine"
-        ) from error
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> TraceNotFound:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -164,7 +163,7 @@ class Place:
             value.encode()
         except UnicodeEncodeError:
             self.notes.add(SURROGATES)
-            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            return _encodable(value)
         return value
 
     def mapping(self, value: object) -> dict[str, Any]:
@@ -234,7 +233,12 @@ def per_record(
 
 def shown(path: Path) -> str:
     """A path as text that can be printed, whatever bytes its name has."""
-    return os.fsencode(path).decode(errors="replace")
+    return _encodable(str(path))
+
+
+def _encodable(text: str) -> str:
+    """The text with U+FFFD in place of each unpaired surrogate, which no encoding has."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _kind(value: object) -> str:

@@ -1,0 +1,253 @@
+"""Every exit gives everything back: errors, cancels at any step, pre-emption, shared passes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from agentcache.engine.backend import Batch
+from agentcache.errors import RequestCancelled
+from agentcache.runtime import Runtime
+from agentcache.session import Turn
+from testkit.helpers import check
+from testkit.models import idle_counts
+
+PROMPT = list(range(20, 110))
+
+
+class Injected(Exception):
+    """What the tests make fail."""
+
+
+def faults(runtime: Runtime) -> Iterator[tuple[Any, str]]:
+    """Every operation of a call that touches pools or the model."""
+    engine = runtime.engine
+    yield engine.backend, "forward"
+    pools = runtime.cache.pools
+    for name in ("load_state", "save_state", "clear_state", "copy_tail"):
+        yield pools, name
+    yield pools.pages, "alloc"
+    yield pools.pages, "alloc_scattered"
+
+
+def failing(owner: Any, name: str, at: int) -> Callable[[], None]:
+    """Make the `at`-th call of a method raise; returns what undoes it."""
+    original, count = getattr(owner, name), 0
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise Injected(f"{name} number {at}")
+        return original(*args, **kwargs)
+
+    setattr(owner, name, method)
+    return lambda: setattr(owner, name, original)
+
+
+def call(runtime: Runtime, **options: Any) -> Turn:
+    """A call that resumes inside a page, files checkpoints on the way and decodes."""
+    return runtime.session().generate(PROMPT, max_new_tokens=4, **options)
+
+
+def test_error_at_any_operation_fails_the_call_and_nothing_else(runtime: Runtime) -> None:
+    runtime.session().generate(PROMPT[:41], max_new_tokens=0)
+    reference = call(runtime).ids.tolist()
+    seen = 0
+    for owner, name in faults(runtime):
+        for at in range(1, 12):
+            runtime.clear()
+            runtime.session().generate(PROMPT[:41], max_new_tokens=0)
+            undo = failing(owner, name, at)
+            try:
+                call(runtime)
+            except Injected:
+                seen += 1
+            finally:
+                undo()
+            runtime.on_engine(lambda: check(runtime.cache))
+            assert runtime.stats()["leases"] == 0
+            turn = call(runtime, verify=True)
+            assert turn.ids.tolist() == reference
+            assert turn.verify is not None
+            assert turn.verify.ok
+    assert seen >= 10
+    runtime.clear()
+    assert set(idle_counts(runtime).values()) == {0}
+
+
+def test_cancel_at_any_pass_gives_everything_back(runtime: Runtime) -> None:
+    backend, forward = runtime.engine.backend, runtime.engine.backend.forward
+    reference = call(runtime).ids.tolist()
+    cancelled = 0
+    for at in range(1, 9):
+        runtime.clear()
+        started, go_on, count = threading.Event(), threading.Event(), 0
+
+        def slow(batch: Batch, at: int = at) -> list[torch.Tensor]:
+            nonlocal count
+            count += 1
+            if count == at:
+                started.set()
+                go_on.wait(30)
+            return forward(batch)
+
+        backend.forward = slow  # type: ignore[method-assign]
+        session = runtime.session()
+        stream = session.generate(PROMPT, max_new_tokens=4, stream=True)
+        if started.wait(2):
+            stream.close()
+        go_on.set()
+        try:
+            stream.turn  # noqa: B018 - waits for the call
+        except RequestCancelled:
+            cancelled += 1
+        backend.forward = forward  # type: ignore[method-assign]
+        runtime.on_engine(lambda: check(runtime.cache))
+        assert runtime.stats()["leases"] == 0
+        turn = call(runtime, verify=True)
+        assert turn.ids.tolist() == reference
+        assert turn.verify is not None
+        assert turn.verify.ok
+    assert cancelled >= 5
+    runtime.clear()
+    assert set(idle_counts(runtime).values()) == {0}
+
+
+def test_cancelled_task_stops_the_work(runtime: Runtime) -> None:
+    async def scenario() -> None:
+        session = runtime.session()
+        task = asyncio.create_task(session.agenerate(PROMPT, max_new_tokens=100_000))
+        while not runtime.stats()["leases"]:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while runtime.stats()["leases"]:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_async_calls_and_streams_give_what_blocking_ones_do(runtime: Runtime) -> None:
+    reference = call(runtime)
+
+    async def scenario() -> None:
+        turn = await runtime.session().agenerate(PROMPT, max_new_tokens=4)
+        assert isinstance(turn, Turn)
+        assert turn.ids.tolist() == reference.ids.tolist()
+        stream = await runtime.session().agenerate(PROMPT, max_new_tokens=4, stream=True)
+        assert not isinstance(stream, Turn)
+        ids = [i async for delta in stream for i in delta.ids]
+        assert ids == reference.ids.tolist()
+        assert stream.turn.text == reference.text
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_leaving_an_async_stream_early_stops_the_work(runtime: Runtime) -> None:
+    async def scenario() -> None:
+        stream = await runtime.session().agenerate(PROMPT, max_new_tokens=100_000, stream=True)
+        assert not isinstance(stream, Turn)
+        async with stream:
+            async for _ in stream:
+                break
+        while runtime.stats()["leases"]:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_sessions_that_decode_together_share_passes(make_runtime: Callable[..., Runtime]) -> None:
+    alone = make_runtime()
+    replies = [
+        alone.session().generate([*PROMPT, n], max_new_tokens=12).ids.tolist() for n in range(4)
+    ]
+    steps_alone = alone.stats()["passes"]["decode"]
+    runtime = make_runtime()
+    streams = [
+        runtime.session().generate(
+            [*PROMPT, n], max_new_tokens=12, stream=True, verify=True
+        )
+        for n in range(4)
+    ]
+    turns = [stream.turn for stream in streams]
+    assert [turn.ids.tolist() for turn in turns] == replies
+    assert all(turn.verify is not None and turn.verify.ok for turn in turns)
+    assert runtime.stats()["passes"]["decode"] < 0.7 * steps_alone
+
+
+def test_equal_cold_prompts_at_once_cost_one_prefill(runtime: Runtime) -> None:
+    streams = [
+        runtime.session().generate([*PROMPT, n], max_new_tokens=2, stream=True) for n in range(4)
+    ]
+    computed = [stream.turn.usage.computed_tokens for stream in streams]
+    # The first computes all. The second finds the branch, whose state is then there for the others.
+    assert computed[0] == len(PROMPT) + 1
+    assert sum(computed[2:]) <= 2 * 2
+
+
+def test_preempted_calls_resume_exactly(make_runtime: Callable[..., Runtime]) -> None:
+    roomy = make_runtime()
+    prompts = [[n + 10 * k for k in range(1, 600)] for n in range(3)]
+    replies = [roomy.session().generate(p, max_new_tokens=60).ids.tolist() for p in prompts]
+    # Room for about two of the three at their full length.
+    runtime = make_runtime(budget="600KiB", max_running=3, prefill_chunk=256)
+    streams = [
+        runtime.session().generate(
+            p, max_new_tokens=60, stream=True, verify=True, return_logits=True
+        )
+        for p in prompts
+    ]
+    turns = [stream.turn for stream in streams]
+    assert [turn.ids.tolist() for turn in turns] == replies
+    assert all(turn.verify is not None and turn.verify.ok for turn in turns)
+    assert all(turn.verify is not None and turn.verify.positions == 60 for turn in turns)
+    assert runtime.stats()["preempted"] > 0
+    assert runtime.stats()["leases"] == 0
+
+
+def test_many_threads_on_one_runtime_and_one_handle(runtime: Runtime) -> None:
+    shared = runtime.session()
+    shared.generate(PROMPT[:50], max_new_tokens=0)
+    errors: list[BaseException] = []
+
+    def work(n: int) -> None:
+        try:
+            for step in range(4):
+                own = runtime.session(f"thread-{n}")
+                turn = own.generate([*PROMPT[: 50 + n], *range(step)] or [1], max_new_tokens=2, verify=True)
+                assert turn.verify is not None
+                assert turn.verify.ok
+                shared.generate([*PROMPT[:50], n, step], max_new_tokens=1)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    runtime.on_engine(lambda: check(runtime.cache))
+
+
+def test_a_hundred_idle_sessions_do_not_block_the_next(make_runtime: Callable[..., Runtime]) -> None:
+    runtime = make_runtime(budget="300KiB", max_running=2)
+    sessions = []
+    for n in range(100):
+        session = runtime.session(f"idle-{n}")
+        session.generate([n + 1, *PROMPT[:40]], max_new_tokens=1)
+        sessions.append(session)
+    turn = runtime.session().generate([200, *PROMPT], max_new_tokens=1)
+    assert turn.usage.output_tokens == 1
+    first = sessions[0].generate([*sessions[0].ids.tolist(), 9], max_new_tokens=1, verify=True)
+    assert first.usage.cached_tokens == 0
+    assert first.verify is not None
+    assert first.verify.ok
+    assert runtime.stats()["held_bytes"] <= runtime.stats()["budget"]
