@@ -84,7 +84,7 @@ class Replayer:
     """Replays what was read from files through one model.
 
     >>> from agentcache.replay.trace import read_paths                      # doctest: +SKIP
-    >>> replayer = Replayer("tiny-hybrid", read_paths("examples/data"))     # doctest: +SKIP
+    >>> replayer = Replayer("tiny-hybrid", read_paths("agentcache/data/sample"))     # doctest: +SKIP
     >>> result = replayer.run(budget="10%", policy="auto")                  # doctest: +SKIP
     >>> result.tokens.hit_rate                                              # doctest: +SKIP
     """

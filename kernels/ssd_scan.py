@@ -173,15 +173,15 @@ def _check(
 def _spans(num_tokens: int, chunk_size: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, chunk length) of runs of equal chunks: no chunk is ever padded.
 
-    What is shorter than two chunks is one: a longer chunk costs less than a second round of calls.
+    A few chunks and a rest are taken as one chunk: that costs less than a second round of calls.
     """
-    if num_tokens < 2 * chunk_size:
+    rest = num_tokens % chunk_size
+    if rest and num_tokens < 4 * chunk_size:
         yield 0, num_tokens, num_tokens
         return
-    body = num_tokens - num_tokens % chunk_size
-    yield 0, body, chunk_size
-    if body < num_tokens:
-        yield body, num_tokens, num_tokens - body
+    yield 0, num_tokens - rest, chunk_size
+    if rest:
+        yield num_tokens - rest, num_tokens, rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from agentcache.replay.trace import Trajectory, read_file, read_paths
 REPOSITORY = Path(__file__).parents[2]
 FILES = sorted(
     path
-    for folder in ("tests/fixtures/odd", "tests/fixtures/trajectories", "examples/data")
+    for folder in ("tests/fixtures/odd", "tests/fixtures/trajectories", "agentcache/data/sample")
     for path in (REPOSITORY / folder).rglob("*")
     if path.suffix in (".json", ".jsonl", ".traj")
 )
