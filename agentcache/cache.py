@@ -14,14 +14,12 @@ Who holds which pages of a running request, for a prompt of n tokens with bounda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentcache.clock import Clock
 from agentcache.errors import LeaseError
-from agentcache.metrics import Metrics
 from agentcache.policy.admission import plan_checkpoints
 from agentcache.policy.eviction import EvictionOrder, Key
 from agentcache.pools.base import PageTable, Pools
@@ -29,6 +27,12 @@ from agentcache.sessions.refs import References, SessionRef
 from agentcache.tree.node import Cursor, Node
 from agentcache.tree.radix_tree import Freed, Match, RadixTree
 from agentcache.types import IntArray, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agentcache.clock import Clock
+    from agentcache.metrics import Metrics
 
 __all__ = ["Cursor", "HybridCache", "Lease", "Match", "OutOfPages", "SessionRef"]
 

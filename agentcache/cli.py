@@ -1,4 +1,4 @@
-"""The command line: `agentcache replay`. Exit status 0 done, 1 rejected or not equal, 2 wrong usage."""
+"""The command line. Exit status: 0 all done, 1 something rejected or not equal, 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agentcache.errors import AgentCacheError, ConfigError, ModelError, TraceNotFound
+from agentcache.errors import AgentCacheError, ConfigError, ModelError
 from agentcache.policy.eviction import POLICIES
 from agentcache.replay.results import ReplayResult, summary_table, trajectory_table
 
@@ -56,7 +56,9 @@ def replay(
         int, typer.Option(help="Runs open at once, interleaved at their recorded pace.")
     ] = 1,
     limit: Annotated[int | None, typer.Option(help="Replay only the first N runs.")] = None,
-    max_turns: Annotated[int | None, typer.Option(help="Replay only the first N calls of a run.")] = None,
+    max_turns: Annotated[
+        int | None, typer.Option(help="Replay only the first N calls of a run.")
+    ] = None,
     stepwise: Annotated[
         bool, typer.Option("--stepwise", help="Absorb answers token by token through decoding.")
     ] = False,
@@ -67,17 +69,24 @@ def replay(
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the results as JSON; - for standard output.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write one self-contained HTML page.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")] = None,
 ) -> None:
     """Replay recorded agent runs through a hybrid model, one session handle each."""
     # With the JSON on standard output, everything for people goes to standard error.
     console = Console(stderr=json_file == "-")
     try:
         result = _replay(
-            console, paths or [SAMPLE], model, budget, policy, limit,
-            concurrency=concurrency, max_turns=max_turns, stepwise=stepwise, verify=verify, cold=cold,
+            console,
+            paths or [SAMPLE],
+            model,
+            budget,
+            policy,
+            limit,
+            concurrency=concurrency,
+            max_turns=max_turns,
+            stepwise=stepwise,
+            verify=verify,
+            cold=cold,
         )
         _write(result, json_file, report)
     except (ConfigError, ModelError) as error:
@@ -121,7 +130,12 @@ def _replay(
     read = replace(read, trajectories=read.trajectories[:limit])
     with console.status(f"loading {model}"):
         replayer = Replayer(model, read, settings)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("replaying calls", total=None)
         return replayer.run(
@@ -137,7 +151,9 @@ def _write(result: ReplayResult, json_file: str | None, report: Path | None) -> 
         sys.stdout.write("\n")
     elif json_file is not None:
         try:
-            Path(json_file).write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+            Path(json_file).write_text(
+                json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8"
+            )
         except OSError as error:
             raise ConfigError(f"cannot write {json_file}: {error.strerror}") from error
     if report is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,12 +20,14 @@ from agentcache.policy.cost import prefill_flops
 from agentcache.replay.need import NeedCounter
 from agentcache.replay.results import CallRecord, FileCounts, ReplayResult
 from agentcache.replay.schedule import interleave, spread
-from agentcache.replay.trace import Call, ReadResult, Trajectory
 from agentcache.runtime import Runtime
-from agentcache.session.handle import Session
 from agentcache.session.prompts import PromptBuilder
-from agentcache.session.turn import Turn
-from agentcache.types import ModelShape
+
+if TYPE_CHECKING:
+    from agentcache.replay.trace import Call, ReadResult, Trajectory
+    from agentcache.session.handle import Session
+    from agentcache.session.turn import Turn
+    from agentcache.types import ModelShape
 
 __all__ = ["ReplayOptions", "Replayer", "budget_of"]
 
@@ -84,7 +86,8 @@ class Replayer:
     """Replays what was read from files through one model.
 
     >>> from agentcache.replay.trace import read_paths                      # doctest: +SKIP
-    >>> replayer = Replayer("tiny-hybrid", read_paths("agentcache/data/sample"))     # doctest: +SKIP
+    >>> replayer = Replayer("tiny-hybrid", read_paths("agentcache/data/sample"))     # doctest:
+    +SKIP
     >>> result = replayer.run(budget="10%", policy="auto")                  # doctest: +SKIP
     >>> result.tokens.hit_rate                                              # doctest: +SKIP
     """
@@ -113,7 +116,7 @@ class Replayer:
         return tuple(interleave(self.trajectories, options.concurrency, options.max_turns))
 
     def need_bytes(self) -> int:
-        """The need of these runs in this order (DESIGN "Budget shares"), found without the model."""
+        """The need of these runs in this order (see `NeedCounter`), found without the model."""
         tokenizer = Tokenizer(self._loaded.tokenizer)
         shape = shape_of(self._loaded.model)
         builder = PromptBuilder(ChatFormat(tokenizer), shape.vocab_size)
@@ -143,7 +146,9 @@ class Replayer:
         `Runtime` raises for settings that cannot work.
         """
         is_share = isinstance(budget, str) and budget.strip().endswith("%")
-        limit = budget_of(budget, self.need_bytes()) if isinstance(budget, str) and is_share else budget
+        limit = (
+            budget_of(budget, self.need_bytes()) if isinstance(budget, str) and is_share else budget
+        )
         config = CacheConfig(budget=limit, policy=policy)
         with Runtime(
             self._loaded.model, self._loaded.tokenizer, cache=config, clock=self._clock
@@ -236,7 +241,9 @@ class Replayer:
 
     def _result(self, runtime: Runtime, tally: _Tally, limited: bool) -> ReplayResult:
         stats: dict[str, Any] = runtime.stats()
-        peaks = {kind: stats["bytes"][kind]["peak"] for kind in (*_SHOWN_KINDS, "running", "scratch")}
+        peaks = {
+            kind: stats["bytes"][kind]["peak"] for kind in (*_SHOWN_KINDS, "running", "scratch")
+        }
         shape: ModelShape = runtime.shape
         return ReplayResult(
             model=self._name,

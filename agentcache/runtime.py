@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agentcache.cache import HybridCache
 from agentcache.clock import Clock, SystemClock
-from agentcache.components.base import Component
 from agentcache.components.full import FullComponent
 from agentcache.components.state import StateComponent
 from agentcache.config import CacheConfig
-from agentcache.engine.backend import ModelBackend
 from agentcache.engine.chat import ChatFormat
 from agentcache.engine.loader import fingerprint, load_model
 from agentcache.engine.loop import Engine, Submission
-from agentcache.engine.request import RequestSpec
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.transformers_backend import TransformersBackend
 from agentcache.errors import UnsupportedOption
@@ -34,6 +26,17 @@ from agentcache.sessions.registry import Registry
 from agentcache.tree.key import Namespace
 from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import Kind, ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    import torch
+
+    from agentcache.components.base import Component
+    from agentcache.engine.backend import ModelBackend
+    from agentcache.engine.request import RequestSpec
 
 __all__ = ["Runtime"]
 

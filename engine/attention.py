@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from agentcache.engine.cache_layers import ForwardContext
 from agentcache.kernels.paged_attention import segment_attention
+
+if TYPE_CHECKING:
+    from agentcache.engine.cache_layers import ForwardContext
 
 __all__ = ["ATTENTION_NAME", "register_attention"]
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from agentcache.pools.base import PageTable
-from agentcache.pools.layout import KVLayout, StateLayout
-from agentcache.pools.tensors import TensorPools
-from agentcache.types import IntArray, ModelShape
+    from agentcache.pools.base import PageTable
+    from agentcache.pools.layout import KVLayout, StateLayout
+    from agentcache.pools.tensors import TensorPools
+    from agentcache.types import IntArray, ModelShape
 
 __all__ = ["Batch", "Capture", "ModelBackend", "Span"]
 

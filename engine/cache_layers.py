@@ -8,14 +8,16 @@ on a gathered copy that is written back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from agentcache.engine.backend import Batch, Span
-from agentcache.pools.tensors import TensorPools
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agentcache.engine.backend import Batch, Span
+    from agentcache.pools.tensors import TensorPools
 
 __all__ = ["ForwardContext", "PagedKVLayer", "SlotStateLayer", "make_layers"]
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentcache.engine.families import family_of
 from agentcache.engine.tiny_hybrid import EMBEDDED_MODELS, hybrid_path
-from agentcache.engine.tokenizer import Tokenizer
 from agentcache.errors import ModelNotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agentcache.engine.tokenizer import Tokenizer
 
 __all__ = ["LoadedModel", "fingerprint", "load_model"]
 
@@ -37,10 +40,10 @@ def load_model(name: str | Path, dtype: torch.dtype | None = None) -> LoadedMode
     try:
         config = AutoConfig.from_pretrained(where)
     except (OSError, ValueError) as error:
+        known = ", ".join(sorted(EMBEDDED_MODELS))
         raise ModelNotFound(
-            f"no model at {name!r}: {_first_line(error)}; give an embedded name "
-            f"({', '.join(sorted(EMBEDDED_MODELS))}), a folder with config.json and weights, or a Hub id "
-            "that has been downloaded"
+            f"no model at {name!r}: {_first_line(error)}; give an embedded name ({known}), a "
+            "folder with config.json and weights, or a Hub id that has been downloaded"
         ) from error
     family_of(config.model_type)
     try:

@@ -9,16 +9,14 @@ import itertools
 import queue
 import random
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
 from agentcache.cache import HybridCache, OutOfPages
-from agentcache.clock import Clock
 from agentcache.engine.backend import Batch, Capture, ModelBackend, Span
 from agentcache.engine.request import EngineResult, Request, RequestSpec
 from agentcache.engine.sampling import Sampler
@@ -27,8 +25,13 @@ from agentcache.engine.stopping import StopStrings
 from agentcache.engine.tokenizer import Detokenizer, Tokenizer
 from agentcache.engine.verify import ColdRun, VerifyResult, cold_run, compare
 from agentcache.errors import RequestCancelled, RequestTooLarge, RuntimeClosed
-from agentcache.pools.tensors import TensorPools
 from agentcache.types import FinishReason, IntArray, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentcache.clock import Clock
+    from agentcache.pools.tensors import TensorPools
 
 __all__ = ["Engine", "Submission"]
 

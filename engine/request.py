@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from agentcache.cache import Cursor, Lease, Match, SessionRef
-from agentcache.engine.sampling import Sampler, SamplingParams
-from agentcache.engine.stopping import StopStrings
-from agentcache.engine.tokenizer import Detokenizer
-from agentcache.engine.verify import VerifyResult
-from agentcache.types import FinishReason, IntArray, Usage
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    import torch
+
+    from agentcache.cache import Cursor, Lease, Match, SessionRef
+    from agentcache.engine.sampling import Sampler, SamplingParams
+    from agentcache.engine.stopping import StopStrings
+    from agentcache.engine.tokenizer import Detokenizer
+    from agentcache.engine.verify import VerifyResult
+    from agentcache.types import FinishReason, IntArray, Usage
 
 __all__ = ["EngineResult", "Request", "RequestSpec", "TokenBuffer"]
 

@@ -6,8 +6,10 @@ Extending one prompt at a time lets an equal prompt behind it reuse what the fir
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from agentcache.engine.request import Request
+if TYPE_CHECKING:
+    from agentcache.engine.request import Request
 
 __all__ = ["Scheduler"]
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache
 
 from agentcache.engine.attention import register_attention
-from agentcache.engine.backend import Batch, Span
 from agentcache.engine.cache_layers import ForwardContext, make_layers
 from agentcache.engine.families import family_of
 from agentcache.pools.layout import KVLayout, StateLayout
-from agentcache.types import ModelShape
+
+if TYPE_CHECKING:
+    from agentcache.engine.backend import Batch, Span
+    from agentcache.types import ModelShape
 
 __all__ = ["TransformersBackend", "shape_of"]
 
@@ -20,7 +22,6 @@ __all__ = ["TransformersBackend", "shape_of"]
 def shape_of(model: Any) -> ModelShape:
     """The sizes of a loaded model. Raises UnsupportedModel."""
     return family_of(model.config.model_type).shape(model.config, model.dtype)
-
 
 
 class TransformersBackend:

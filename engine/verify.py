@@ -6,18 +6,22 @@ given back when it ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from agentcache.clock import Clock
 from agentcache.engine.backend import Batch, ModelBackend, Span
 from agentcache.pools.base import PageTable
 from agentcache.pools.layout import PoolSizes
 from agentcache.pools.tensors import TensorPools
-from agentcache.types import IntArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agentcache.clock import Clock
+    from agentcache.types import IntArray
 
 __all__ = ["ColdRun", "VerifyResult", "cold_run", "compare"]
 

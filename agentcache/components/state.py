@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agentcache.components.base import Component
-from agentcache.tree.node import Node
 from agentcache.types import IntArray, Kind, Vote
+
+if TYPE_CHECKING:
+    from agentcache.tree.node import Node
 
 __all__ = ["StateComponent"]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from agentcache.tree.radix_tree import Match
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agentcache.tree.radix_tree import Match
 
 __all__ = ["plan_checkpoints"]
 

@@ -8,13 +8,15 @@ pages need not be neighbours, since it is copied before use anyway.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from agentcache.types import IntArray
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agentcache.types import IntArray
 
 __all__ = ["Counting", "PageAllocator", "PageTable", "Pools", "RowAllocator"]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-
-import torch
+from typing import TYPE_CHECKING
 
 from agentcache.errors import BudgetTooSmall
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["KVLayout", "KVSpec", "PoolSizes", "StateLayout", "StateSpec", "divide_budget"]
 

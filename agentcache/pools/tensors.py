@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
 from agentcache.pools.base import PageAllocator, RowAllocator
-from agentcache.pools.layout import KVLayout, PoolSizes, StateLayout, StateSpec
-from agentcache.types import IntArray
+
+if TYPE_CHECKING:
+    from agentcache.pools.layout import KVLayout, PoolSizes, StateLayout, StateSpec
+    from agentcache.types import IntArray
 
 __all__ = ["TensorPools"]
 

@@ -1,4 +1,4 @@
-"""What a perfect cache would reuse, and what an unlimited one would hold: a pass without a model."""
+"""What a perfect cache would reuse and an unlimited one would hold, found without a model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class NeedCounter:
     """Feed it the calls of a run in their order; it knows no evictions.
 
     ideal_cached: Σ min(len(prompt) − 1, longest common prefix with any earlier prompt + answer).
-    need_bytes: KV of every distinct token, plus a checkpoint at each turn's last decoded token and at
-    each branch point: the peak of a cache without limit, and the figure budget shares are taken of.
+    need_bytes: KV of every distinct token, plus a checkpoint at each turn's last decoded token and
+    at each branch point: the peak of a cache without limit, and the figure budget shares are of.
 
     >>> import numpy as np
     >>> counter = NeedCounter()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from agentcache.replay.trace import Trajectory
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agentcache.replay.trace import Trajectory
 
 __all__ = ["interleave", "spread"]
 

@@ -6,27 +6,30 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
-from agentcache.cache import SessionRef
-from agentcache.engine.chat import Message
-from agentcache.engine.loop import Submission
 from agentcache.engine.reply_parser import parse_reply
 from agentcache.engine.request import EngineResult, RequestSpec
 from agentcache.engine.sampling import SamplingParams
-from agentcache.engine.tokenizer import Tokenizer
 from agentcache.errors import InvalidRequest, PromptTooLong, UnsupportedOption
 from agentcache.session.miss import explain_miss
-from agentcache.session.prompts import History, Prompt, PromptBuilder, SessionTip
 from agentcache.session.streams import TurnStream
 from agentcache.session.turn import Turn
-from agentcache.sessions.refs import References
-from agentcache.sessions.registry import Registry, SessionRecord
-from agentcache.tree.key import Namespace
 from agentcache.types import IntArray
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from agentcache.cache import SessionRef
+    from agentcache.engine.chat import Message
+    from agentcache.engine.loop import Submission
+    from agentcache.engine.tokenizer import Tokenizer
+    from agentcache.session.prompts import History, Prompt, PromptBuilder, SessionTip
+    from agentcache.sessions.refs import References
+    from agentcache.sessions.registry import Registry, SessionRecord
+    from agentcache.tree.key import Namespace
 
 __all__ = ["CallOptions", "Host", "Session"]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from agentcache.engine.tokenizer import Tokenizer
-from agentcache.session.prompts import Prompt, PromptBuilder
+from typing import TYPE_CHECKING
+
 from agentcache.session.turn import MissReason, MissReport
-from agentcache.tree.radix_tree import Match
 from agentcache.types import Kind
+
+if TYPE_CHECKING:
+    from agentcache.engine.tokenizer import Tokenizer
+    from agentcache.session.prompts import Prompt, PromptBuilder
+    from agentcache.tree.radix_tree import Match
 
 __all__ = ["explain_miss"]
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentcache.engine.chat import ChatFormat, Message, Rendered
-from agentcache.engine.segments import Encoded, Encoding, Segment
 from agentcache.errors import HistoryMismatch, InvalidRequest
 from agentcache.sessions.registry import Tip
 from agentcache.tree.key import common_prefix_len
-from agentcache.types import IntArray
+
+if TYPE_CHECKING:
+    from agentcache.engine.chat import ChatFormat, Message, Rendered
+    from agentcache.engine.segments import Encoded, Encoding, Segment
+    from agentcache.types import IntArray
 
 __all__ = ["History", "Prompt", "PromptBuilder", "SessionTip"]
 
@@ -158,7 +160,7 @@ class PromptBuilder:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> int:
-        """Where system and tools end; known from the tip unless the prompt leaves it before that."""
+        """Where system and tools end; the tip knows, unless the prompt leaves it before."""
         if tip is not None and 0 < tip.history.head_len <= shared:
             return tip.history.head_len
         return encoding.offset(self._format.head_end(rendered, messages, tools))

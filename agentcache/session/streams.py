@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentcache.engine.reply_parser import parse_reply
-from agentcache.session.turn import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from agentcache.session.turn import Turn
 
 __all__ = ["Delta", "TurnStream"]
 

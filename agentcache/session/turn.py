@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from agentcache.engine.verify import VerifyResult
-from agentcache.types import FinishReason, IntArray, Usage
+    from agentcache.engine.verify import VerifyResult
+    from agentcache.types import FinishReason, IntArray, Usage
 
 __all__ = ["MissReason", "MissReport", "Turn"]
 

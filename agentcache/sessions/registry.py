@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agentcache.errors import AmbiguousTip, SessionClosed, SessionError, UnknownTip
-from agentcache.sessions.refs import SessionRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agentcache.sessions.refs import SessionRef
 
 __all__ = ["Registry", "SessionRecord", "Tip"]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import IntArray, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agentcache.tree.radix_tree import RadixTree
 
 __all__ = ["check_pages", "check_tree"]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentcache.types import IntArray
+if TYPE_CHECKING:
+    from agentcache.types import IntArray
 
 __all__ = ["Namespace", "common_prefix_len"]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentcache.types import IntArray, Kind
+if TYPE_CHECKING:
+    from agentcache.types import IntArray, Kind
 
 __all__ = ["EMPTY_TOKENS", "Cursor", "Node", "Residency"]
 

@@ -9,14 +9,16 @@ Who holds what, for the path root → A → B of one sequence and a third node C
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agentcache.errors import LeaseError
 from agentcache.tree.key import common_prefix_len
 from agentcache.tree.node import EMPTY_TOKENS, Node
 from agentcache.types import IntArray, Kind, Vote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["Freed", "Inserted", "Match", "RadixTree", "ReuseRule"]
 

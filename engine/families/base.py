@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-from agentcache.pools.layout import KVSpec, StateSpec
-from agentcache.types import ModelShape
+    import torch
+
+    from agentcache.pools.layout import KVSpec, StateSpec
+    from agentcache.types import ModelShape
 
 __all__ = ["Family"]
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from agentcache.engine.cache_layers import ForwardContext, SlotStateLayer
 from agentcache.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from agentcache.kernels.ssd_scan import ssd_scan
 from agentcache.kernels.state_update import state_update
+
+if TYPE_CHECKING:
+    from agentcache.engine.cache_layers import ForwardContext, SlotStateLayer
 
 __all__ = ["mamba2_forward"]
 

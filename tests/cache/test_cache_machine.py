@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-from agentcache.cache import HybridCache, Lease, OutOfPages
-from agentcache.sessions.refs import SessionRef
-from agentcache.types import IntArray, Kind
 from testkit.helpers import check, make_cache, tick
 from testkit.strategies import array, tokens
+
+from agentcache.cache import HybridCache, Lease, OutOfPages
+from agentcache.types import IntArray, Kind
+
+if TYPE_CHECKING:
+    from agentcache.sessions.refs import SessionRef
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -125,7 +129,11 @@ class CacheMachine(RuleBasedStateMachine):
     def _boundary(present: set[tuple[int, ...]], ids: list[int]) -> int:
         """The longest resumable proper prefix, by brute force."""
         return max(
-            (len(known) for known in present if known == tuple(ids[: len(known)]) and len(known) < len(ids)),
+            (
+                len(known)
+                for known in present
+                if known == tuple(ids[: len(known)]) and len(known) < len(ids)
+            ),
             default=0,
         )
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from agentcache.runtime import Runtime
 from testkit.models import micro_runtime
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
-@pytest.fixture()
+    from agentcache.runtime import Runtime
+
+
+@pytest.fixture
 def runtime() -> Iterator[Runtime]:
     """A fresh runtime on the micro model with room for everything a test does."""
     with micro_runtime() as made:
         yield made
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_runtime() -> Iterator[Callable[..., Runtime]]:
     """A factory of runtimes that are closed at the end of the test."""
     made: list[Runtime] = []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
+from testkit.models import idle_counts, micro_runtime
 
 from agentcache.errors import (
     AmbiguousTip,
@@ -17,8 +20,9 @@ from agentcache.errors import (
     UnknownTip,
     UnsupportedOption,
 )
-from agentcache.runtime import Runtime
-from testkit.models import idle_counts, micro_runtime
+
+if TYPE_CHECKING:
+    from agentcache.runtime import Runtime
 
 SYSTEM = {"role": "system", "content": "You repair programs. " * 8}
 
@@ -102,7 +106,9 @@ def test_character_split_over_the_end_of_the_reply_comes_out_whole_later(
 ) -> None:
     ids = list(runtime.tokenizer.encode_plain("a🦉b"))
     cut = next(
-        k for k in range(1, len(ids)) if "\N{REPLACEMENT CHARACTER}" in runtime.tokenizer.decode(ids[:k])
+        k
+        for k in range(1, len(ids))
+        if "\N{REPLACEMENT CHARACTER}" in runtime.tokenizer.decode(ids[:k])
     )
     session = runtime.session()
     first = session.chat([user("Hi")], replay=ids[:cut], stepwise=stepwise)
@@ -144,7 +150,10 @@ def test_stop_strings_do_not_apply_to_a_replay(runtime: Runtime) -> None:
 def test_replay_stepwise_and_as_one_extension_give_the_same(runtime: Runtime) -> None:
     turns = [
         runtime.session(tenant=str(stepwise)).chat(
-            [SYSTEM, user("Hi")], replay="The tests pass now.", stepwise=stepwise, return_logits=True
+            [SYSTEM, user("Hi")],
+            replay="The tests pass now.",
+            stepwise=stepwise,
+            return_logits=True,
         )
         for stepwise in (False, True)
     ]

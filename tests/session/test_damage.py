@@ -1,29 +1,34 @@
 """Verification notices each kind of damage to what is cached, near and far from the end.
 
-A check that nothing can fail proves nothing: here the cached data itself is spoiled, and the call that
-resumes from it has to be reported.
+A check that nothing can fail proves nothing: here the cached data itself is spoiled, and the call
+that resumes from it has to be reported.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 
 from agentcache.config import CacheConfig
 from agentcache.pools.tensors import TensorPools
 from agentcache.runtime import Runtime
-from agentcache.tree.node import Node
 from agentcache.types import IntArray, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from agentcache.tree.node import Node
 
 _FRESH = itertools.count(20)
 
 
 def fresh_tail() -> list[int]:
-    """Tokens that no earlier call appended, so that the call resumes from the spoiled checkpoint."""
+    """Tokens that no call appended before, so that a call resumes at the spoiled checkpoint."""
     return [next(_FRESH), 12, 13, 14, 15, 16, 17, 18]
 
 
@@ -69,7 +74,9 @@ class Spoiler:
         change(row, other)
         self.pools.save_state(row, self.node.data[Kind.STATE].slots)
 
-    def _each(self, name: str | None, value: Callable[[torch.Tensor, int], torch.Tensor | float]) -> None:
+    def _each(
+        self, name: str | None, value: Callable[[torch.Tensor, int], torch.Tensor | float]
+    ) -> None:
         def change(row: int, other: int) -> None:
             for (_, kind), state in self.pools.state.items():
                 if name in (None, kind):

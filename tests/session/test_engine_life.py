@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-
-from agentcache.engine.backend import Batch
-from agentcache.errors import RequestCancelled
-from agentcache.runtime import Runtime
-from agentcache.session import Turn
 from testkit.helpers import check
 from testkit.models import idle_counts
+
+from agentcache.errors import RequestCancelled
+from agentcache.session import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from agentcache.engine.backend import Batch
+    from agentcache.runtime import Runtime
 
 PROMPT = list(range(20, 110))
 
@@ -89,7 +93,12 @@ def test_cancel_at_any_pass_gives_everything_back(runtime: Runtime) -> None:
         runtime.clear()
         started, go_on, count = threading.Event(), threading.Event(), 0
 
-        def slow(batch: Batch, at: int = at) -> list[torch.Tensor]:
+        def slow(
+            batch: Batch,
+            at: int = at,
+            started: threading.Event = started,
+            go_on: threading.Event = go_on,
+        ) -> list[torch.Tensor]:
             nonlocal count
             count += 1
             if count == at:
@@ -171,9 +180,7 @@ def test_sessions_that_decode_together_share_passes(make_runtime: Callable[..., 
     steps_alone = alone.stats()["passes"]["decode"]
     runtime = make_runtime()
     streams = [
-        runtime.session().generate(
-            [*PROMPT, n], max_new_tokens=12, stream=True, verify=True
-        )
+        runtime.session().generate([*PROMPT, n], max_new_tokens=12, stream=True, verify=True)
         for n in range(4)
     ]
     turns = [stream.turn for stream in streams]
@@ -221,7 +228,9 @@ def test_many_threads_on_one_runtime_and_one_handle(runtime: Runtime) -> None:
         try:
             for step in range(4):
                 own = runtime.session(f"thread-{n}")
-                turn = own.generate([*PROMPT[: 50 + n], *range(step)] or [1], max_new_tokens=2, verify=True)
+                turn = own.generate(
+                    [*PROMPT[: 50 + n], *range(step)] or [1], max_new_tokens=2, verify=True
+                )
                 assert turn.verify is not None
                 assert turn.verify.ok
                 shared.generate([*PROMPT[:50], n, step], max_new_tokens=1)
@@ -237,7 +246,9 @@ def test_many_threads_on_one_runtime_and_one_handle(runtime: Runtime) -> None:
     runtime.on_engine(lambda: check(runtime.cache))
 
 
-def test_a_hundred_idle_sessions_do_not_block_the_next(make_runtime: Callable[..., Runtime]) -> None:
+def test_a_hundred_idle_sessions_do_not_block_the_next(
+    make_runtime: Callable[..., Runtime],
+) -> None:
     runtime = make_runtime(budget="300KiB", max_running=2)
     sessions = []
     for n in range(100):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-from agentcache.errors import RequestTooLarge
-from agentcache.runtime import Runtime
-from agentcache.session import Session, Turn
 from testkit.helpers import check
 from testkit.models import idle_counts, micro_runtime
+
+from agentcache.errors import RequestTooLarge
+
+if TYPE_CHECKING:
+    from agentcache.runtime import Runtime
+    from agentcache.session import Session, Turn
 
 # Prompts are made of few blocks, so that many share a prefix and leave it inside a page or a chunk.
 BLOCKS = [[5 + 7 * block + i for i in range(size)] for block, size in enumerate((3, 9, 14, 40))]
@@ -106,7 +109,5 @@ class WarmEqualsCold(RuleBasedStateMachine):
             self.runtime.on_engine(lambda: check(self.runtime.cache))
 
 
-WarmEqualsCold.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=16, deadline=None
-)
+WarmEqualsCold.TestCase.settings = settings(max_examples=12, stateful_step_count=16, deadline=None)
 TestWarmEqualsCold = WarmEqualsCold.TestCase
