@@ -248,18 +248,16 @@ class ChatFormat:
         """
         header_end = len(chat.text(place, reply_prompt=True))
         text = chat.closed_text(place + 1)
-        tokens = [
-            (begin, end, token.token_id in self._end_ids)
-            for begin, end, token in self._template.cutter.find(text, header_end)
-            if token.text not in REPLY_MARKUP
-        ]
-        for begin, end, ends_reply in reversed(tokens):
-            if ends_reply:
+        written = list(self._template.cutter.find(text, header_end))
+        tokens = [found for found in written if found[2].text not in REPLY_MARKUP]
+        for begin, end, token in reversed(tokens):
+            if token.token_id in self._end_ids:
                 return begin, end
         if tokens:
             return tokens[-1][:2]
         content = chat.messages[place]["content"].strip()
-        said_end = text.rfind(content, header_end) + len(content) if content else header_end
+        content_end = text.rfind(content, header_end) + len(content) if content else header_end
+        said_end = max([content_end, *(end for _, end, _ in written)])
         # Some templates close a message only when the next one follows.
         whole = chat.text(reply_prompt=place + 1 < len(chat.messages))
         for begin, end, token in self._template.cutter.find(whole, said_end):

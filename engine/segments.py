@@ -313,8 +313,6 @@ def _plain(
     """Append the plain text from `left` to `right`, less what control tokens swallow."""
     if swallow_left:
         left = right - len(text[left:right].lstrip())
-        if stops:
-            stops[-1] = left
     if swallow_right:
         right = left + len(text[left:right].rstrip())
     if right > left:

@@ -92,8 +92,8 @@ class ChatTemplate:
 
         Others want a dict: they would put the text in quotes, or fail.
         """
-        as_text, as_dict = self._probe(_SPACED_JSON), self._probe({"probe": 0})
-        return as_dict is None or (as_text is not None and _SPACED_JSON in as_text)
+        text = self._probe_reply({"content": "", "tool_calls": [_probe_call(_SPACED_JSON)]})
+        return text is not None and _SPACED_JSON in text
 
     @cached_property
     def reply_form(self) -> ReplyForm:
@@ -108,9 +108,6 @@ class ChatTemplate:
         around_thinking = block.groups() if block else ("", "", "")
         around_calls = blocks.groups() if blocks else ("", "")
         return ReplyForm(*around_thinking, *around_calls)
-
-    def _probe(self, arguments: Any) -> str | None:
-        return self._probe_reply({"content": "", "tool_calls": [_probe_call(arguments)]})
 
     def _probe_reply(self, reply: Mapping[str, Any]) -> str | None:
         """What the template makes of a reply; None where it refuses it."""
@@ -212,8 +209,7 @@ class Chat:
             ending = bare[common_len(bare, self.text(reply_prompt=True)) :]
         except InvalidRequest:
             return text
-        only_control = all(s.special_id is not None for s in self.cut(ending).segments)
-        return text.removesuffix(ending) if only_control else text
+        return text.removesuffix(ending)
 
     def prefix_len(self, count: int, rendering: str) -> int | None:
         """Length of what `rendering` has in common with that of the first `count` messages.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from transformers import GenerationConfig, GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 
@@ -152,7 +152,7 @@ def _write_model(config: GraniteMoeHybridConfig, folder: Path) -> None:
         {"do_sample": False, "eos_token_id": _END_OF_TEXT_ID, "pad_token_id": _PAD_ID}
     ).save_pretrained(folder)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
     for file in _TOKENIZER_FILES:
         shutil.copyfile(_ASSETS / file, folder / file)
 

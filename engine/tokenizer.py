@@ -250,8 +250,7 @@ class _PieceStream:
 
     def flush(self) -> str:
         text = self._text()
-        if self._tokenizer.decode_after(self._held):
-            self._at_start = False
+        self._at_start = self._at_start and not self._held
         self._held.clear()
         return text
 

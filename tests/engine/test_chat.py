@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from agentcache.engine.chat import ChatFormat, Rendered
+from agentcache.engine.segments import Segment
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.errors import InvalidRequest, UnsupportedOption
 
@@ -358,10 +359,17 @@ def test_only_new_text_is_encoded():
 def test_an_edited_message_is_encoded_anew_from_the_border_before_it():
     messages = [system("a" * 50), user("first"), assistant("second"), user("third")]
     known = FORMAT.encode(FORMAT.render(messages).segments)
-    edited = [*messages[:1], user("first, edited"), *messages[2:]]
-    got = FORMAT.encode(FORMAT.render(edited).segments, known.parts)
-    assert got.parts[got.reused].segment.text == "first, edited"
-    assert got.ids.tolist() == FORMAT.encode(FORMAT.render(edited).segments).ids.tolist()
+    for text in ("first, edited", "worst", "fir", ""):
+        edited = FORMAT.render([*messages[:1], user(text), *messages[2:]]).segments
+        got = FORMAT.encode(edited, known.parts)
+        assert got.parts[got.reused].segment.text == (text or "<|im_end|>")
+        assert got.ids.tolist() == FORMAT.encode(edited).ids.tolist()
+
+
+def test_another_control_token_is_not_taken_for_a_known_one():
+    opening, closing = (Segment(t, TOKENIZER.special_ids[t]) for t in MARKUP[:2])
+    known = FORMAT.encode([opening]).parts
+    assert FORMAT.encode([closing], known).ids.tolist() == [closing.special_id]
 
 
 def test_ids_are_read_only():
@@ -636,6 +644,17 @@ def test_a_refused_message_is_named():
         "<|im_start|>{{ m.role }}",
     )
     messages = [user("a"), assistant("b"), {"role": "developer", "content": "c"}, user("d")]
+    with pytest.raises(InvalidRequest, match=r"message 2 \(developer\): no developers"):
+        ChatFormat(wrapped(template)).render(messages)
+
+
+def test_blame_does_not_fall_on_a_prefix_that_is_refused_for_another_reason():
+    template = (
+        "{% if messages[-1].role == 'assistant' %}{{ raise_exception('no user last') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'developer' %}"
+        "{{ raise_exception('no developers') }}{% endif %}{% endfor %}"
+    )
+    messages = [user("a"), assistant("b"), {"role": "developer", "content": "c"}]
     with pytest.raises(InvalidRequest, match=r"message 2 \(developer\): no developers"):
         ChatFormat(wrapped(template)).render(messages)
 

@@ -126,6 +126,15 @@ def test_pieces_come_out_as_soon_as_they_are_certain():
     assert len(piece.tool_calls) == 1
 
 
+def test_a_block_that_can_be_no_call_any_more_is_not_held_back():
+    for block in (
+        "<tool_call>[",
+        '<tool_call>{"name": "f"} x',
+        '<tool_call>{"nome": "f"}</tool_call>',
+    ):
+        assert ReplyReader().push(f"a {block}").content == f"a {block}"
+
+
 FRAGMENTS = st.sampled_from(
     [
         "<think>",

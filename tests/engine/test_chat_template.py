@@ -141,8 +141,8 @@ def test_markup_is_single_tokens_and_only_control_tokens_are_special() -> None:
     assert TOKENIZER.decode(ids, skip_special_tokens=True) == (
         "<think>a</think><tool_call>b</tool_call>"
     )
-    text = render([{"role": "user", "content": "a"}])
-    assert TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=True) == "usera"
+    text = render([{"role": "user", "content": " a"}])
+    assert TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=True) == "user a"
 
 
 def test_awkward_template_breaks_the_prefix_where_it_says() -> None:

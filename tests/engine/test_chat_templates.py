@@ -47,53 +47,64 @@ def text_of(segments) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def two_turns(chat_format: ChatFormat, *end: int, tools=None) -> tuple[str, str, str | None]:
+def two_turns(
+    chat_format: ChatFormat, *end: int, said: str = "well yes", reply=REPLY, tools=None
+) -> tuple[str, str, str | None]:
     """(continued prompt, the same list rendered as a whole, why it was not continued)."""
     first = chat_format.render([USER], tools)
-    said = chat_format.encode_reply(REPLY["content"]).tolist()
-    parts = chat_format.encode(first.segments).parts + chat_format.reply_parts([*said, *end])
-    going_on = chat_format.continue_history(parts, [USER], REPLY, [NEXT], tools)
-    whole = chat_format.render([USER, REPLY, NEXT], tools)
+    ids = chat_format.encode_reply(said).tolist()
+    parts = chat_format.encode(first.segments).parts + chat_format.reply_parts([*ids, *end])
+    going_on = chat_format.continue_history(parts, [USER], reply, [NEXT], tools)
+    whole = chat_format.render([USER, reply, NEXT], tools)
+    encoded = chat_format.encode(whole.segments, parts).ids.tolist()
+    if text_of(going_on.segments) == text_of(whole.segments):
+        assert chat_format.encode(going_on.segments, parts).ids.tolist() == encoded
     return text_of(going_on.segments), text_of(whole.segments), going_on.fallback
 
 
-def test_a_list_that_asks_for_no_reply_may_end_in_an_end_of_text():
-    chat_format = format_of(PLAIN + HEADER + "{% if not add_generation_prompt %}</s>{% endif %}")
-    close = bytes_only(PLAIN).special_ids[CLOSE]
-    for end in ((), (close,)):
-        going_on, whole, fallback = two_turns(chat_format, *end)
-        assert going_on == whole
-        assert fallback is None
+ENDS_ONLY_WITHOUT_HEADER = PLAIN + HEADER + "{% if not add_generation_prompt %}</s>{% endif %}"
+CLOSED_BY_THE_NEXT = (
+    "{% for m in messages %}{{ '<|im_end|>\n' if not loop.first }}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|im_end|>\n"
+    "<|im_start|>assistant\n{% endif %}"
+)
+TEXT_ALONE = (
+    "{% for m in messages %}### {{ m.role }}: {{ m.content }}"
+    + CALLS.replace("ARGS", "{{ c.function.arguments }}")
+    + "\n\n{% endfor %}{% if add_generation_prompt %}### assistant: {% endif %}"
+)
+
+
+@pytest.mark.parametrize("said", ["well yes", "well  yes"])
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize(
+    "template",
+    [PLAIN + HEADER, ENDS_ONLY_WITHOUT_HEADER, CLOSED_BY_THE_NEXT, TEXT_ALONE],
+    ids=["plain", "end of text", "closed by the next", "text alone"],
+)
+def test_a_reply_is_kept_and_closed_as_the_template_closes_it(template, ended, said):
+    chat_format = format_of(template, ends=("</s>",))
+    close = [bytes_only(template).special_ids[CLOSE]] if ended and template != TEXT_ALONE else []
+    going_on, whole, fallback = two_turns(chat_format, *close, said=said)
+    assert going_on == whole.replace("well yes", said)
+    assert fallback is None
     assert chat_format.reply_text([USER], REPLY) == REPLY["content"]
+
+
+def test_a_list_that_asks_for_no_reply_may_end_in_an_end_of_text():
+    chat_format = format_of(ENDS_ONLY_WITHOUT_HEADER)
     rendered = chat_format.render([USER])
     assert text_of(rendered.segments[rendered.reply_start :]) == "<|im_start|>assistant\n"
 
 
-def test_a_message_may_be_closed_only_by_the_next_one():
-    template = (
-        "{% for m in messages %}{{ '<|im_end|>\n' if not loop.first }}<|im_start|>{{ m.role }}\n"
-        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|im_end|>\n"
-        "<|im_start|>assistant\n{% endif %}"
-    )
-    chat_format = format_of(template)
-    close = bytes_only(template).special_ids[CLOSE]
-    for end in ((), (close,)):
-        going_on, whole, fallback = two_turns(chat_format, *end)
-        assert going_on == whole
-        assert fallback is None
-    assert chat_format.reply_text([USER], REPLY) == REPLY["content"]
-
-
-def test_messages_may_be_set_off_by_text_alone():
-    template = (
-        "{% for m in messages %}### {{ m.role }}: {{ m.content }}\n\n{% endfor %}"
-        "{% if add_generation_prompt %}### assistant: {% endif %}"
-    )
-    chat_format = format_of(template)
-    going_on, whole, fallback = two_turns(chat_format)
-    assert going_on == whole
-    assert fallback is None
-    assert chat_format.reply_text([USER], REPLY) == REPLY["content"]
+def test_calls_are_part_of_a_reply_that_only_text_closes():
+    chat_format = format_of(TEXT_ALONE)
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    reply = {**REPLY, "tool_calls": [call]}
+    said = "well yes<tool_call>{}</tool_call>"
+    assert chat_format.reply_text([USER], reply) == said
+    going_on, whole, _ = two_turns(chat_format, said=said.replace(" ", "  "), reply=reply)
+    assert going_on == whole.replace("well yes", "well  yes")
 
 
 def test_tools_may_move_to_the_newest_user_message():
@@ -148,6 +159,41 @@ def test_white_space_that_a_control_token_swallows_is_not_encoded():
     assert rendered.ends == (4, 7, 11)
 
 
+def test_a_control_token_that_ends_the_history_swallows_what_follows_it():
+    closing = AddedToken("<|end|>", rstrip=True, lstrip=False, normalized=False, special=True)
+    template = (PLAIN + HEADER).replace("<|im_end|>", "<|end|>")
+    chat_format = format_of(template, closing, ends=("<|end|>",))
+    close = bytes_only(template, closing).special_ids["<|end|>"]
+    going_on, whole, fallback = two_turns(chat_format, close, said="well  yes")
+    assert going_on == whole.replace("well yes", "well  yes")
+    assert "<|end|><|im_start|>" in going_on
+    assert fallback is None
+
+
+def test_only_the_first_word_of_a_prompt_gets_a_first_space():
+    words = [*map(chr, range(0x20, 0x7F)), "\u2581"]
+    backend = tokenizers.Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence([decoders.Metaspace(prepend_scheme="first")])
+    backend.add_special_tokens([OPEN, CLOSE])
+    source = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=CLOSE,
+        chat_template="{% for m in messages %}" + "{{ m.content }}<|im_end|>{% endfor %}",
+    )
+    tokenizer = Tokenizer(source)
+    chat_format = ChatFormat(tokenizer)
+    messages = [USER, REPLY]
+    rendered = chat_format.render(messages)
+    ids = chat_format.encode(rendered.segments).ids.tolist()
+    assert ids == source.apply_chat_template(messages, return_dict=False)
+    reply = chat_format.encode_reply(REPLY["content"])
+    assert ids[-len(reply) - 1 : -1] == reply.tolist()
+    assert chat_format.reply_parts(reply)[0].segment.text == REPLY["content"]
+    said = chat_format.encode(chat_format.reply_segments([USER], REPLY), at_start=False)
+    assert said.ids.tolist() == reply.tolist()
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -174,9 +220,11 @@ def test_arguments_that_are_no_json_object_reach_the_template_as_they_are():
     template = PLAIN.replace(
         "<|im_end|>", CALLS.replace("ARGS", "{{ c.function.arguments | tojson }}") + "<|im_end|>"
     )
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[1"}}
-    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
-    assert '"[1"' in text_of(format_of(template).render([USER, reply]).segments)
+    for arguments in ("[1", "[1]"):
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+        text = text_of(format_of(template).render([USER, reply]).segments)
+        assert f'"{arguments}"' in text
 
 
 def test_roles_of_the_template_are_known():

@@ -15,7 +15,9 @@ WIDE = "<\N{FULLWIDTH VERTICAL LINE}end\N{FULLWIDTH VERTICAL LINE}>"
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<think><|im_end|>{% endfor %}"
 
 
-def byte_level(template: str | None = TEMPLATE, **options) -> PreTrainedTokenizerFast:
+def byte_level(
+    template: object = TEMPLATE, *, markup: bool = True, special: tuple[str, ...] = ()
+) -> PreTrainedTokenizerFast:
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -27,9 +29,11 @@ def byte_level(template: str | None = TEMPLATE, **options) -> PreTrainedTokenize
     )
     backend.train_from_iterator(CORPUS, trainer)
     backend.add_special_tokens([WIDE])
-    backend.add_tokens(["<think>", "</think>", "<tool_call>", "  ", "<table>"])
+    backend.add_special_tokens(list(special))
+    if markup:
+        backend.add_tokens(["<think>", "</think>", "<tool_call>", "  ", "<table>"])
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", chat_template=template, **options
+        tokenizer_object=backend, eos_token="<|im_end|>", chat_template=template
     )
 
 
@@ -59,6 +63,26 @@ def sentence_pieces() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
 
 
+def whole_words() -> PreTrainedTokenizerFast:
+    """A vocabulary that takes a whole text at once where it has it, control tokens included."""
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "</s>"]
+    vocab = {word: i for i, word in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [], ignore_merges=True))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+
+
+def bytes_and_more() -> PreTrainedTokenizerFast:
+    """Bytes that another step of decoding comes before."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.Sequence([decoders.Replace("_", "-"), decoders.ByteLevel()])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
 def word_pieces() -> PreTrainedTokenizerFast:
     words = ["[UNK]", "hello", "world", "##ing", "##s", "a", "##b", "."]
     backend = tokenizers.Tokenizer(
@@ -73,6 +97,7 @@ def word_pieces() -> PreTrainedTokenizerFast:
 BYTES = Tokenizer(byte_level())
 PIECES = Tokenizer(sentence_pieces())
 WORDS = Tokenizer(word_pieces())
+MIXED = Tokenizer(bytes_and_more())
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -85,6 +110,8 @@ def test_lookalikes_of_control_tokens_are_encoded_as_their_letters():
     ids = BYTES.encode_plain(text)
     assert set(ids).isdisjoint(BYTES.special_ids.values())
     assert BYTES.decode(ids) == text
+    without = Tokenizer(byte_level(markup=False))
+    assert BYTES.encode_plain("a <think> b") == without.encode_plain("a <think> b")
 
 
 def test_added_tokens_that_are_no_control_tokens_are_still_read():
@@ -110,9 +137,10 @@ def test_ordinary_text_is_encoded_as_the_source_does():
 
 
 def test_a_control_token_that_is_also_a_word_is_spelled_in_letters():
-    ids = PIECES.encode_plain("a</s>b")
-    assert PIECES.special_ids["</s>"] not in ids
-    assert PIECES.decode(ids) == "a</s>b"
+    tokenizer = Tokenizer(whole_words())
+    ids = tokenizer.encode_plain("</s>")
+    assert tokenizer.special_ids["</s>"] not in ids
+    assert tokenizer.decode(ids) == "</s>"
 
 
 def test_a_first_space_is_put_only_at_the_start():
@@ -150,8 +178,8 @@ def test_fingerprint_differs_by_one_character_of_the_template_or_one_token():
 
 
 def test_fingerprint_keeps_several_templates_apart():
-    one = byte_level({"default": "ab", "tool_use": "c"})
-    other = byte_level({"default": "a", "tool_use": "bc"})
+    one = byte_level({"a": "b", "c": "d"})
+    other = byte_level({"a": "bc", "d": ""})
     assert Tokenizer(one).fingerprint != Tokenizer(other).fingerprint
 
 
@@ -164,6 +192,12 @@ def test_decoding_is_exact_and_skips_special_tokens_but_not_reply_markup():
     ]
     assert BYTES.decode(ids) == "<|im_start|><think>no , clean up .<|im_end|>"
     assert BYTES.decode(ids, skip_special=True) == "<think>no , clean up ."
+
+
+def test_reply_markup_is_not_skipped_even_where_it_is_special():
+    tokenizer = Tokenizer(byte_level(markup=False, special=("<tool_call>", "<other>")))
+    ids = [tokenizer.special_ids["<tool_call>"], tokenizer.special_ids["<other>"]]
+    assert tokenizer.decode(ids, skip_special=True) == "<tool_call>"
 
 
 def test_ids_without_a_token_decode_to_nothing():
@@ -233,6 +267,11 @@ def test_streamed_pieces_agree_with_decoding_for_any_ids(ids):
     assert streamed(PIECES, ids) == PIECES.decode(ids, skip_special=True)
 
 
+@given(st.lists(st.integers(0, MIXED.vocab_size + 1), max_size=14))
+def test_streamed_mixed_tokens_agree_with_decoding_for_any_ids(ids):
+    assert streamed(MIXED, ids) == MIXED.decode(ids, skip_special=True)
+
+
 @given(st.lists(st.integers(0, WORDS.vocab_size + 1), max_size=20))
 def test_streamed_words_agree_with_decoding_for_any_ids(ids):
     assert streamed(WORDS, ids) == WORDS.decode(ids, skip_special=True)
@@ -268,10 +307,12 @@ class CountingTokenizer:
         return self.inner.token_bytes(token_id)
 
 
-@pytest.mark.parametrize("inner", [BYTES, PIECES, WORDS], ids=["bytes", "pieces", "words"])
+@pytest.mark.parametrize(
+    "inner", [BYTES, PIECES, WORDS, MIXED], ids=["bytes", "pieces", "words", "mixed"]
+)
 def test_streaming_decodes_each_id_a_fixed_number_of_times(inner):
     counting = CountingTokenizer(inner)
     unfinished = [i for i in range(inner.vocab_size) if "\ufffd" in inner.decode([i])]
     ids = [*unfinished, *range(inner.vocab_size)] * 10
     streamed(counting, ids)
-    assert counting.decoded <= 4 * len(ids)
+    assert counting.decoded <= 40 * len(ids)

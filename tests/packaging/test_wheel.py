@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ["engine", "kernels", "integrations"]
-SOURCES = ["pyproject.toml", "README.md", "LICENSE", "agentcache", "examples", *ROOMS]
+SOURCES = ["pyproject.toml", "README.md", "LICENSE", "agentcache", *ROOMS]
 
 
 class Distributions(NamedTuple):

@@ -90,7 +90,7 @@ def test_written_calls_read_back_the_same(folder, trajectories):
 
 
 def test_runs_of_every_format_survive_the_canonical_form(tmp_path):
-    read = read_paths([RUNS, REPOSITORY / "examples" / "data"])
+    read = read_paths([RUNS, REPOSITORY / "agentcache" / "data" / "sample"])
     path = tmp_path / "all.calls.jsonl"
     write_calls_jsonl(read.trajectories, path)
 

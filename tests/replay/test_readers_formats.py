@@ -10,7 +10,7 @@ from agentcache.replay.trace import read_file, read_paths
 
 REPOSITORY = Path(__file__).parents[2]
 RUNS = REPOSITORY / "tests" / "fixtures" / "trajectories"
-SAMPLE = REPOSITORY / "examples" / "data"
+SAMPLE = REPOSITORY / "agentcache" / "data" / "sample"
 
 
 def write(path, value):

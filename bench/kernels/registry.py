@@ -1,0 +1,269 @@
+"""Every kernel with the shapes it is measured at, its reference and what it is compared with.
+
+`REGISTRY` maps an op, named like its file in `kernels/`, to a function that makes its cases, from
+the cheapest to the dearest. Shapes are those of the embedded models and of one twice their width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agentcache.kernels.causal_conv1d import (
+    causal_conv1d,
+    causal_conv1d_reference,
+    causal_conv1d_update,
+)
+from agentcache.kernels.paged_attention import segment_attention, segment_attention_reference
+from agentcache.kernels.ssd_scan import ssd_scan, ssd_scan_reference
+from agentcache.kernels.state_update import state_update, state_update_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["REGISTRY", "Case", "Form"]
+
+Outputs = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to compute an op: `run` is timed, `outputs` is what it computes, for the check."""
+
+    run: Callable[[], Any]
+    outputs: Callable[[], Outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An op at one shape: the form under test, the reference, and others to compare with."""
+
+    name: str
+    num_tokens: int
+    ours: Form
+    reference: Form
+    others: dict[str, Form] = field(default_factory=dict)
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """All of them by name, ours first."""
+        return {"ours": self.ours, "reference": self.reference, **self.others}
+
+
+def _pure(run: Callable[[], Outputs]) -> Form:
+    return Form(run, run)
+
+
+@dataclass(frozen=True, slots=True)
+class _MambaSizes:
+    """Heads, head width, state width; one group."""
+
+    num_heads: int
+    head_dim: int
+    state_dim: int
+
+    @property
+    def name(self) -> str:
+        return f"H{self.num_heads} P{self.head_dim} N{self.state_dim}"
+
+    @property
+    def num_channels(self) -> int:
+        return self.num_heads * self.head_dim + 2 * self.state_dim
+
+    def state(self, rows: int) -> Tensor:
+        return torch.randn(rows, self.num_heads, self.head_dim, self.state_dim)
+
+    def inputs(self, *lead: int) -> dict[str, Any]:
+        """Arguments of the scan with leading sizes `lead`, as views of one convolved tensor."""
+        widths = [self.num_heads * self.head_dim, self.state_dim, self.state_dim]
+        x, B, C = torch.randn(*lead, self.num_channels).split(widths, dim=-1)
+        return {
+            "x": x.unflatten(-1, (self.num_heads, self.head_dim)),
+            "dt": torch.rand(*lead, self.num_heads) * 0.1 + 0.001,
+            "A": -torch.linspace(0.01, 16.0, self.num_heads),
+            "B": B.unflatten(-1, (1, self.state_dim)),
+            "C": C.unflatten(-1, (1, self.state_dim)),
+            "D": torch.randn(self.num_heads),
+        }
+
+
+_SIZES = (_MambaSizes(12, 32, 64), _MambaSizes(28, 32, 128))
+
+
+def _ssd_scan_cases() -> Iterator[Case]:
+    from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
+
+    for sizes in _SIZES:
+        for num_tokens in (32, 128, 512):
+            inputs, state = sizes.inputs(1, num_tokens), sizes.state(1)
+
+            def ours(inputs: dict[str, Any] = inputs, state: Tensor = state) -> Outputs:
+                result = ssd_scan(**inputs, initial_state=state)
+                return result.y, result.final_state
+
+            # the family's own chunk size, and the one that suits its fallback best
+            others = {
+                f"transformers_chunk_{chunk_size}": _pure(
+                    partial(
+                        mamba2_chunk_scan,
+                        *(inputs[name] for name in ("x", "dt", "A", "B", "C")),
+                        chunk_size,
+                        D=inputs["D"],
+                        initial_states=state,
+                        return_final_states=True,
+                    )
+                )
+                for chunk_size in (256, 64)
+            }
+            reference = partial(ssd_scan_reference, **inputs, initial_state=state)
+            name = f"{sizes.name} T{num_tokens}"
+            yield Case(name, num_tokens, _pure(ours), _pure(reference), others)
+
+
+def _state_update_cases() -> Iterator[Case]:
+    from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
+        mamba2_selective_state_update,
+    )
+
+    for sizes in _SIZES:
+        for rows in (1, 8):
+            inputs, state = sizes.inputs(rows), sizes.state(rows)
+            expanded = _for_transformers(inputs, sizes)
+            yield Case(
+                f"{sizes.name} R{rows}",
+                rows,
+                _in_place(partial(state_update, **inputs), state),
+                _pure(partial(state_update_reference, state, **inputs)),
+                {
+                    "transformers": _in_place(
+                        partial(mamba2_selective_state_update, **expanded), state
+                    )
+                },
+            )
+
+
+def _for_transformers(inputs: dict[str, Tensor], sizes: _MambaSizes) -> dict[str, Tensor]:
+    """dt, A and D per channel, as its one-token form takes them."""
+    shape = (sizes.num_heads, sizes.head_dim)
+    return {
+        "hidden_states": inputs["x"],
+        "dt": inputs["dt"][..., None].expand(-1, *shape),
+        "A": inputs["A"][:, None, None].expand(*shape, sizes.state_dim),
+        "B": inputs["B"],
+        "C": inputs["C"],
+        "D": inputs["D"][:, None].expand(shape),
+    }
+
+
+def _in_place(update: Callable[[Tensor], Tensor], state: Tensor) -> Form:
+    """A form that changes a state: timed on one copy, checked on fresh ones."""
+
+    def outputs() -> Outputs:
+        fresh = state.clone()
+        y = update(fresh)
+        return y, fresh
+
+    return Form(partial(update, state.clone()), outputs)
+
+
+def _causal_conv1d_cases() -> Iterator[Case]:
+    for sizes in _SIZES:
+        channels = sizes.num_channels
+        weight, bias = torch.randn(channels, 4), torch.randn(channels)
+        for num_tokens in (1, 32, 512):
+            x, state = torch.randn(1, num_tokens, channels), torch.randn(1, channels, 3)
+            yield Case(
+                f"C{channels} T{num_tokens}",
+                num_tokens,
+                _our_conv(x, state, weight, bias),
+                _pure(partial(causal_conv1d_reference, x, weight, bias, state, activation="silu")),
+                {"transformers": _in_place(partial(_their_conv, x, weight, bias), state)},
+            )
+
+
+def _our_conv(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Form:
+    """The one-token form for one token."""
+
+    def one(state: Tensor) -> Tensor:
+        y = causal_conv1d_update(x[:, 0], state, weight, bias, activation="silu")
+        return y[:, None]
+
+    def several() -> Outputs:
+        result = causal_conv1d(x, weight, bias, state, activation="silu")
+        return result.y, result.final_state
+
+    return _in_place(one, state) if x.shape[1] == 1 else _pure(several)
+
+
+def _their_conv(x: Tensor, weight: Tensor, bias: Tensor, state: Tensor) -> Tensor:
+    """transformers' form for any number of tokens after others, channels first."""
+    from transformers.models.granitemoehybrid.modeling_granitemoehybrid import causal_conv1d_update
+
+    y: Tensor = causal_conv1d_update(x.transpose(1, 2), state, weight, bias, "silu")
+    return y.transpose(1, 2)
+
+
+def _paged_attention_cases() -> Iterator[Case]:
+    num_heads, num_kv_heads, head_dim, num_layers = 6, 2, 64, 2
+    scale = head_dim**-0.5
+    for num_new, lengths in (
+        (1, [1024]),
+        (1, [16] * 100),
+        (1, [32768]),
+        (32, [8192]),
+    ):
+        q, k, v = (
+            torch.randn(h, num_new, head_dim) for h in (num_heads, num_kv_heads, num_kv_heads)
+        )
+        pages = [torch.randn(n, num_layers, 2, num_kv_heads, head_dim) for n in lengths]
+        history = [(page[:, 0, 0], page[:, 0, 1]) for page in pages]
+
+        arguments = (q, history, k, v)
+        ours, reference, copying = (
+            _pure(partial(_single, form, arguments, scale))
+            for form in (segment_attention, _reference_attention, _attention_by_copy)
+        )
+        yield Case(
+            f"T{num_new} history {len(lengths)}x{lengths[0]}",
+            num_new,
+            ours,
+            reference,
+            {"copy_and_sdpa": copying},
+        )
+
+
+def _single(form: Callable[..., Tensor], arguments: tuple[Any, ...], scale: float) -> Outputs:
+    return (form(*arguments, scale=scale),)
+
+
+def _reference_attention(
+    q: Tensor, history: list[tuple[Tensor, Tensor]], k: Tensor, v: Tensor, *, scale: float
+) -> Tensor:
+    return segment_attention_reference(q, history, k, v, scale)
+
+
+def _attention_by_copy(
+    q: Tensor, history: list[tuple[Tensor, Tensor]], k: Tensor, v: Tensor, *, scale: float
+) -> Tensor:
+    """PyTorch's attention on keys and values gathered for it, as a cache that appends does."""
+    keys = torch.cat([*(run.transpose(0, 1) for run, _ in history), k], dim=1)
+    values = torch.cat([*(run.transpose(0, 1) for _, run in history), v], dim=1)
+    num_new = q.shape[1]
+    mask = torch.ones(num_new, keys.shape[1], dtype=torch.bool).tril(keys.shape[1] - num_new)
+    out = F.scaled_dot_product_attention(
+        q[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
+    )
+    return out[0].transpose(0, 1)
+
+
+REGISTRY: dict[str, Callable[[], Iterator[Case]]] = {
+    "causal_conv1d": _causal_conv1d_cases,
+    "paged_attention": _paged_attention_cases,
+    "ssd_scan": _ssd_scan_cases,
+    "state_update": _state_update_cases,
+}

@@ -1,0 +1,210 @@
+"""Sessions by id: which record an id means, which tips stand, and what a close leaves behind."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from testkit.helpers import ids
+
+from agentcache.errors import AmbiguousTip, SessionClosed, SessionError, UnknownTip
+from agentcache.sessions.refs import SessionRef
+from agentcache.sessions.registry import Registry, SessionRecord, Tip
+from agentcache.tree.node import Cursor, Node
+
+
+def mark() -> SessionRef:
+    return SessionRef(Cursor.at(Node(ids(1), None, 1)), ())
+
+
+def opened(registry: Registry[str] | None = None, id: str | None = "a") -> SessionRecord[str]:
+    return (registry or Registry()).open(id, None, None, 0)
+
+
+def turn(record: SessionRecord[str], parent: Tip[str] | None, history: str) -> Tip[str]:
+    tip, _ = record.advance(parent, history, mark())
+    assert tip is not None
+    return tip
+
+
+def test_open_id_is_resumed_and_tenants_have_ids_of_their_own() -> None:
+    registry: Registry[str] = Registry()
+    first = registry.open("a", None, None, 3)
+    assert registry.open("a", None, None, 0) is first
+    assert first.priority == 3
+    other = registry.open("a", "tenant", None, 0)
+    assert other is not first
+    assert registry.open("a", "", None, 0) not in (first, other)
+    assert len(list(registry)) == 3
+
+
+def test_sessions_without_an_id_are_always_new() -> None:
+    registry: Registry[str] = Registry()
+    records = [registry.open(None, None, None, 0) for _ in range(4)]
+    assert len({record.id for record in records}) == 4
+
+
+def test_closed_id_opened_again_is_a_new_generation() -> None:
+    registry: Registry[str] = Registry()
+    first = opened(registry)
+    tip = turn(first, None, "one")
+    first.close()
+    second = opened(registry)
+    assert second is not first
+    assert second.generation > first.generation
+    assert second.tips() == ()
+    # a late finish of the old session's call touches neither
+    late = mark()
+    assert first.advance(tip, "late", late) == (None, [late])
+    assert second.tips() == first.tips() == ()
+
+
+def test_forgetting_an_old_record_leaves_its_successor() -> None:
+    registry: Registry[str] = Registry()
+    first = opened(registry)
+    first.close()
+    second = opened(registry)
+    registry.forget(first)
+    assert opened(registry) is second
+    second.close()
+    registry.forget(second)
+    assert list(registry) == []
+
+
+def test_created_id_must_not_be_open() -> None:
+    registry: Registry[str] = Registry()
+    first = registry.create("a", "t", "parent", 2)
+    assert (first.parent, first.tenant, first.priority) == ("parent", "t", 2)
+    with pytest.raises(SessionError, match="already open"):
+        registry.create("a", "t", None, 0)
+    assert registry.create("a", None, None, 0) is not first
+    first.close()
+    again = registry.create("a", "t", None, 0)
+    assert again.generation > first.generation
+
+
+def test_forks_get_ids_of_their_own() -> None:
+    record = opened()
+    assert record.next_fork_id() != record.next_fork_id()
+
+
+def test_turn_replaces_its_tip_and_gives_up_its_mark() -> None:
+    record = opened()
+    assert record.tip(None) is None
+    first_mark = mark()
+    first, left = record.advance(None, "one", first_mark)
+    assert first is not None
+    assert left == []
+    assert record.tip(None) is first
+    second, left = record.advance(first, "two", mark())
+    assert second is not None
+    assert left == [first_mark]
+    assert record.tips() == (second,)
+    assert (second.index, second.parent, second.history) == (2, first, "two")
+
+
+def test_parallel_turns_on_one_tip_leave_one_tip_each() -> None:
+    record = opened()
+    first = turn(record, None, "one")
+    a, left_a = record.advance(first, "a", mark())
+    b, left_b = record.advance(first, "b", mark())
+    assert a is not None
+    assert b is not None
+    assert record.tips() == (a, b)
+    assert (left_a, left_b) == ([first.ref], [])
+    with pytest.raises(AmbiguousTip, match=f"{a.number}, {b.number}"):
+        record.tip(None)
+    assert record.tip(a.number) is a
+    with pytest.raises(UnknownTip):
+        record.tip(first.number)
+    c = turn(record, b, "c")
+    assert record.tips() == (a, c)
+
+
+def test_first_turns_in_parallel_are_tips_side_by_side() -> None:
+    record = opened()
+    a, b = turn(record, None, "a"), turn(record, None, "b")
+    assert record.tips() == (a, b)
+    assert (a.index, b.index) == (1, 1)
+
+
+def test_ancestors_are_counted_along_the_path() -> None:
+    record = opened()
+    first = turn(record, None, "one")
+    second = turn(record, first, "two")
+    third = turn(record, second, "three")
+    assert [third.ancestor(index) for index in (1, 2, 3)] == [first, second, third]
+    for index in (0, -1, 4):
+        with pytest.raises(UnknownTip, match="turns 1 to 3"):
+            third.ancestor(index)
+
+
+def test_rewound_session_stands_at_the_target_and_leaves_the_tip() -> None:
+    record = opened()
+    first = turn(record, None, "one")
+    second = turn(record, first, "two")
+    new = mark()
+    assert record.stand_at(second, first, new) == [second.ref]
+    [tip] = record.tips()
+    assert (tip.index, tip.history, tip.ref, tip.parent) == (1, "one", new, None)
+    assert tip.number not in (first.number, second.number)
+    branch = turn(record, tip, "other two")
+    assert branch.index == 2
+    assert branch.ancestor(1) is tip
+    assert record.stand_at(branch, None, None) == [branch.ref]
+    assert record.tip(None) is None
+
+
+def test_fork_stands_beside_nothing_and_leaves_nothing() -> None:
+    source = turn(opened(), None, "one")
+    child = opened(id="b")
+    assert child.stand_at(None, source, mark()) == []
+    tip = child.tip(None)
+    assert tip is not None
+    assert tip.history == "one"
+
+
+def test_close_gives_up_every_mark_once() -> None:
+    record = opened()
+    first = turn(record, None, "one")
+    a, b = turn(record, first, "a"), turn(record, first, "b")
+    assert record.close() == [a.ref, b.ref]
+    assert record.closed
+    assert record.close() == []
+    with pytest.raises(SessionClosed, match="'a'"):
+        record.check_open()
+    with pytest.raises(SessionClosed):
+        record.stand_at(None, first, mark())
+    assert record.tips() == ()
+
+
+def test_calls_are_counted() -> None:
+    record = opened()
+    record.count(10, 4)
+    record.count(5, 5)
+    assert record.counts() == {"calls": 2, "prompt_tokens": 15, "cached_tokens": 9}
+
+
+def test_many_threads_share_registry_and_record() -> None:
+    registry: Registry[str] = Registry()
+    record = opened(registry)
+    first = turn(record, None, "one")
+    start = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        start.wait()
+        for at in range(50):
+            turn(record, first, f"{number}/{at}")
+            record.count(2, 1)
+            record.next_fork_id()
+            registry.open(None, None, None, 0)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({tip.number for tip in record.tips()}) == 200
+    assert record.counts()["prompt_tokens"] == 400
+    assert record.forks == 200
+    assert len(list(registry)) == 201
