@@ -21,7 +21,7 @@ from agentcache.policy.eviction import policy_key
 from agentcache.pools.layout import PoolSizes, divide_budget
 from agentcache.pools.tensors import TensorPools
 from agentcache.session import Session
-from agentcache.session.prompts import History, PromptBuilder
+from agentcache.session.prompts import PromptBuilder
 from agentcache.sessions.registry import Registry
 from agentcache.tree.key import Namespace
 from agentcache.tree.radix_tree import RadixTree
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from agentcache.components.base import Component
     from agentcache.engine.backend import ModelBackend
     from agentcache.engine.request import RequestSpec
+    from agentcache.session.history import History
 
 __all__ = ["Runtime"]
 

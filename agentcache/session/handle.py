@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from agentcache.engine.chat import Message
     from agentcache.engine.loop import Submission
     from agentcache.engine.tokenizer import Tokenizer
-    from agentcache.session.prompts import History, Prompt, PromptBuilder, SessionTip
+    from agentcache.session.history import History, SessionTip
+    from agentcache.session.prompts import Prompt, PromptBuilder
     from agentcache.sessions.refs import References
     from agentcache.sessions.registry import Registry, SessionRecord
     from agentcache.tree.key import Namespace

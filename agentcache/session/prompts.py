@@ -9,36 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentcache.errors import HistoryMismatch, InvalidRequest
-from agentcache.sessions.registry import Tip
+from agentcache.session.history import History, TokenLog
 from agentcache.tree.key import common_prefix_len
 
 if TYPE_CHECKING:
     from agentcache.engine.chat import ChatFormat, Message, Rendered
     from agentcache.engine.segments import Encoded, Encoding, Segment
+    from agentcache.session.history import SessionTip
     from agentcache.types import IntArray
 
-__all__ = ["History", "Prompt", "PromptBuilder", "SessionTip"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class History:
-    """A trajectory up to the end of a turn.
-
-    ids: every token. frontier: how many of them the model had absorbed. Where it was made of
-    messages: parts are its segments with their ids, messages the list with the reply, ends and
-    head_len what is known of their places. Where it was made of ids, parts is None.
-    """
-
-    ids: IntArray
-    frontier: int
-    head_len: int = 0
-    parts: tuple[Encoded, ...] | None = None
-    messages: tuple[Message, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] | None = None
-    ends: tuple[int, ...] | None = None
-
-
-SessionTip = Tip[History]
+__all__ = ["Prompt", "PromptBuilder"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,12 +170,16 @@ class PromptBuilder:
         self, prompt: Prompt, reply: IntArray, absorbed_len: int, message: Message
     ) -> History:
         """The history that a prompt and its reply make."""
-        ids = np.concatenate([prompt.ids, reply])
-        frontier = min(absorbed_len, len(ids))
+        if prompt.tip is not None and not prompt.leaves_tip:
+            new = np.concatenate([prompt.ids[prompt.shared_len :], reply])
+            tokens = prompt.tip.history.tokens.extend(new)
+        else:
+            tokens = TokenLog(np.concatenate([prompt.ids, reply]))
+        frontier = min(absorbed_len, len(tokens))
         if prompt.encoding is None:
-            return History(ids, frontier)
+            return History(tokens, frontier)
         return History(
-            ids=ids,
+            tokens=tokens,
             frontier=frontier,
             head_len=prompt.head_len,
             parts=(*prompt.encoding.parts, *self._format.reply_parts(reply)),

@@ -12,7 +12,6 @@ import argparse
 import sys
 import time
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from agentcache.engine.chat import ChatFormat
 from agentcache.engine.loader import load_model
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.transformers_backend import shape_of
+from agentcache.policy.eviction import POLICIES as POLICY_KEYS
 from agentcache.replayer import Replayer, ReplayOptions
 from agentcache.session.prompts import PromptBuilder
 
@@ -59,14 +59,19 @@ class Sizes:
         self._shape = shape_of(loaded.model)
         self._max_turns = max_turns
         self._prompts = PromptBuilder(ChatFormat(tokenizer), self._shape.vocab_size)
+        self._kv_bytes: dict[str, int] = {}
 
-    @cache  # noqa: B019  (lives as long as the selection of runs)
     def kv_bytes(self, run: Trajectory) -> int:
         """KV of a run's longest call."""
+        if run.id not in self._kv_bytes:
+            self._kv_bytes[run.id] = self._longest(run) * self._shape.kv_bytes_per_token
+        return self._kv_bytes[run.id]
+
+    def _longest(self, run: Trajectory) -> int:
         call = max(run.calls[: self._max_turns], key=lambda call: len(call.messages))
         prompt = self._prompts.from_messages(call.messages, call.tools, ())
         answer = self._prompts.replay_ids(call.answer, prompt, 0)
-        return (len(prompt.ids) + len(answer)) * self._shape.kv_bytes_per_token
+        return len(prompt.ids) + len(answer)
 
     def least_bytes(self, run: Trajectory) -> int:
         """To serve the longest call and reuse it: its KV, its last state and one before it."""
@@ -80,13 +85,17 @@ class Sizes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write; returns the exit status."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     console = console_for(options.json)
     settings = ReplayOptions(concurrency=options.limit, max_turns=options.max_turns)
     shares = sorted(options.share or [10.0])
     read = read_runs(options.folder, console)
     sizes = Sizes(options.model, options.max_turns)
-    fitting = _that_fit(read.trajectories, sizes, options.limit, shares[0])
+    try:
+        fitting = _that_fit(read.trajectories, sizes, options.limit, shares[0])
+    except LookupError as error:
+        parser.error(str(error))
     chosen = tuple(run for run in read.trajectories if run.id in fitting)
     replayer = Replayer(options.model, replace(read, trajectories=chosen), settings)
     need = replayer.need_bytes()
@@ -114,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--policy",
         action="append",
+        choices=sorted(POLICY_KEYS),
         help=f"may be repeated; by default {' and '.join(POLICIES)}",
     )
     add_json_option(parser)
@@ -121,7 +131,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _that_fit(runs: Sequence[Trajectory], sizes: Sizes, limit: int, share: float) -> set[str]:
-    """Ids of the first runs of which each fits alone into a share of what they need together."""
+    """Ids of the first runs of which each fits alone into a share of what they need together.
+
+    Raises LookupError if there are none.
+    """
     left = list(runs)
     while True:
         chosen = left[:limit]
@@ -132,7 +145,7 @@ def _that_fit(runs: Sequence[Trajectory], sizes: Sizes, limit: int, share: float
             return fitting
         left = [run for run in left if run.id in fitting or run not in chosen]
         if len(left) < limit:
-            raise SystemExit(f"no {limit} runs of which each fits into {share:g} % of their need")
+            raise LookupError(f"no {limit} runs of which each fits into {share:g} % of their need")
 
 
 def _row(result: ReplayResult, share: float, budget: int, seconds: float) -> dict[str, Any]:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from agentcache.session import Session
-    from agentcache.session.prompts import Prompt, SessionTip
+    from agentcache.session.history import SessionTip
+    from agentcache.session.prompts import Prompt
     from agentcache.session.streams import TurnStream
     from agentcache.types import IntArray
 
@@ -211,24 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for model in options.model or MODELS:
         with console.status(f"{model}: a history of {options.history} tokens"):
             rows += _measure(model, options)
-    ratios = {f"{row['model']}.{row['call']}": row["ratio"] for row in rows}
-    return emit(
-        Result(
-            name="bench/turns/ttft",
-            rows=rows,
-            ratios=ratios
-            | {
-                f"{row['model']}.{row['call']}.cold_over_warm": row["cold_over_warm"]
-                for row in rows
-            },
-            goals=[
-                Goal(f"{name}, over a bare pass", ratio, GOAL) for name, ratio in ratios.items()
-            ],
-            settings={"history": options.history, "new": options.new},
-        ),
-        COLUMNS,
-        options.json,
-    )
+    return emit(_summary(rows, options), COLUMNS, options.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -255,6 +239,22 @@ def _measure(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 _WARM_UP = 2
+
+
+def _summary(rows: list[dict[str, Any]], options: argparse.Namespace) -> Result:
+    names = [f"{row['model']}.{row['call']}" for row in rows]
+    warm = {name: row["ratio"] for name, row in zip(names, rows, strict=True)}
+    cold = {
+        f"{name}.cold_over_warm": row["cold_over_warm"]
+        for name, row in zip(names, rows, strict=True)
+    }
+    return Result(
+        name="bench/turns/ttft",
+        rows=rows,
+        ratios=warm | cold,
+        goals=[Goal(f"{name}, warm over bare", ratio, GOAL) for name, ratio in warm.items()],
+        settings={"history": options.history, "new": options.new},
+    )
 
 
 if __name__ == "__main__":

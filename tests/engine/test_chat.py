@@ -474,7 +474,12 @@ def test_a_reply_that_ended_otherwise_than_the_template_closes_is_not_closed_aga
 def test_places_are_known_in_a_continued_prompt():
     talk = Dialogue(FORMAT, TOOLS)
     talk.ask(system("be good"), user("hi", mark=True))
-    talk.say('<tool_call>{"name": "ls", "arguments": {"a":1}}</tool_call><think>odd')
+    said = FORMAT.encode_reply(
+        '<tool_call>{"name": "ls", "arguments": {"a":1}}</tool_call>'
+    ).tolist()
+    # Control tokens in a reply leave no trace in the message, but they are in the history.
+    odd = [TOKENIZER.special_ids[t] for t in ("<|im_start|>", "<|im_sep|>", "<|im_start|>")]
+    talk.answer([*said, *odd, *TOKENIZER.encode_plain("odd"), END])
     talk.ask(result("call00000", "one two"), user("next", mark=True))
     rendered = talk.rendered
     assert rendered is not None

@@ -138,6 +138,11 @@ def test_a_known_list_is_recognised_with_its_tool_results_in_another_order():
     assert not same_prefix(known, [user("edited"), *back[1:]])
 
 
+def test_a_result_of_another_call_is_not_recognised():
+    assert same_message(result("a"), result("a"))
+    assert not same_message(result("a"), result("b"))
+
+
 @pytest.mark.parametrize("odd", [3, "x", None, {"role": "assistant", "tool_calls": 3}])
 def test_what_is_no_message_is_not_recognised(odd):
     known = calls("a")

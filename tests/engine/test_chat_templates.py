@@ -91,6 +91,14 @@ def test_a_reply_is_kept_and_closed_as_the_template_closes_it(template, ended, s
     assert chat_format.reply_text([USER], REPLY) == REPLY["content"]
 
 
+def test_a_reply_is_ended_once_where_the_model_ends_otherwise_than_the_template():
+    tokenizer = bytes_only(PLAIN + HEADER)
+    stop = tokenizer.special_ids["</s>"]
+    chat_format = ChatFormat(tokenizer, end_ids=frozenset({stop}))
+    going_on, whole, _ = two_turns(chat_format, stop, said="well  yes")
+    assert going_on == whole.replace("well yes<|im_end|>", "well  yes</s>")
+
+
 def test_a_list_that_asks_for_no_reply_may_end_in_an_end_of_text():
     chat_format = format_of(ENDS_ONLY_WITHOUT_HEADER)
     rendered = chat_format.render([USER])
@@ -190,6 +198,8 @@ def test_only_the_first_word_of_a_prompt_gets_a_first_space():
     reply = chat_format.encode_reply(REPLY["content"])
     assert ids[-len(reply) - 1 : -1] == reply.tolist()
     assert chat_format.reply_parts(reply)[0].segment.text == REPLY["content"]
+    spaced = chat_format.encode_reply(" so")
+    assert chat_format.reply_parts(spaced)[0].segment.text == " so"
     said = chat_format.encode(chat_format.reply_segments([USER], REPLY), at_start=False)
     assert said.ids.tolist() == reply.tolist()
 

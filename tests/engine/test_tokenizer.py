@@ -10,7 +10,12 @@ from transformers import PreTrainedTokenizerFast
 from agentcache.engine.tokenizer import Detokenizer, Tokenizer
 from agentcache.errors import InvalidRequest, UnsupportedModel
 
-CORPUS = ["hello world, this is a text\n\nwith lines", "user assistant system tool", "naïve café €"]
+CORPUS = [
+    "hello world, this is a text\n\nwith lines",
+    "user assistant system tool",
+    "naïve café €",
+    "<think" * 9,
+]
 WIDE = "<\N{FULLWIDTH VERTICAL LINE}end\N{FULLWIDTH VERTICAL LINE}>"
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<think><|im_end|>{% endfor %}"
 

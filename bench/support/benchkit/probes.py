@@ -1,4 +1,4 @@
-"""Bare forward passes over a runtime's own pools: what a call costs without everything around it."""
+"""Bare forward passes over a runtime's own pools: what a call costs with nothing around it."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def console_for(json_file: str | None) -> Console:
-    """Where people read: with the JSON on standard output, everything else goes to standard error."""
+    """Where people read: standard error if the JSON takes standard output."""
     console = Console(stderr=json_file == "-")
     return console if console.is_terminal else Console(stderr=console.stderr, width=_FILE_WIDTH)
 
