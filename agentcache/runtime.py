@@ -77,7 +77,7 @@ class Runtime:
         self.config = cache or CacheConfig()
         self.verify = verify
         key = policy_key(self.config.policy)
-        clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self.tokenizer = Tokenizer(tokenizer)
         backend = TransformersBackend(model)
         end_ids = self.tokenizer.end_ids(getattr(model, "generation_config", None))
@@ -89,7 +89,7 @@ class Runtime:
         self._metrics = Metrics()
         self._pools = _make_pools(backend, self.config, poison)
         tree = RadixTree(_components(backend, self.config.page_size))
-        self._cache = HybridCache(tree, self._pools, key, clock, self._metrics)
+        self._cache = HybridCache(tree, self._pools, key, self.clock, self._metrics)
         self.refs = self._cache.refs
         self._engine = Engine(
             backend,
@@ -98,7 +98,7 @@ class Runtime:
             self.tokenizer,
             end_ids=end_ids,
             chunk_len=self.config.prefill_chunk,
-            clock=clock,
+            clock=self.clock,
             seed=seed,
         )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from agentcache.engine.places import Places
 from agentcache.engine.reply_parser import ReplyReader, parse_reply
 from agentcache.engine.segments import (
-    Cut,
     Cutter,
     Encoded,
     Encoding,
@@ -20,7 +20,7 @@ from agentcache.engine.segments import (
     encode_segments,
     reply_parts,
 )
-from agentcache.engine.template import Chat, ChatTemplate, common_len
+from agentcache.engine.template import Chat, ChatTemplate
 from agentcache.engine.tokenizer import REPLY_MARKUP, Tokenizer
 from agentcache.errors import InvalidRequest
 
@@ -90,7 +90,8 @@ class ChatFormat:
         add_generation_prompt: bool = True,
     ) -> Rendered:
         """The whole list as segments. Results of parallel tool calls are put in call order."""
-        return _render(self._template.chat(messages, tools), reply_prompt=add_generation_prompt)
+        chat = self._template.chat(messages, tools)
+        return self._render(chat, reply_prompt=add_generation_prompt)
 
     def head_end(
         self, rendered: Rendered, messages: Sequence[Message], tools: Tools | None = None
@@ -153,7 +154,7 @@ class ChatFormat:
         place = len(messages)
         drift = _drift(chat, place)
         if drift is not None:
-            whole = _render(chat)
+            whole = self._render(chat)
             # The text may have come out the same all the same.
             return whole if continues(whole.segments, history) else replace(whole, fallback=drift)
         last_id = history[-1].segment.special_id if history else None
@@ -161,11 +162,11 @@ class ChatFormat:
         start = closed if last_id in self._end_ids else close
         rest = chat.cut(chat.text(reply_prompt=True)[start:], after=last_id)
         rest = replace(rest, skipped=start, before=len(history))
-        counts = range(place + 1, len(chat.messages) + 1)
-        new_ends = [_end(chat, rest, count) for count in counts]
+        places = Places(chat, rest, self._end_ids)
+        new_ends = places.ends(range(place + 1, len(chat.messages) + 1))
         return Rendered(
             segments=(*(part.segment for part in history), *rest.segments),
-            reply_start=_reply_start(chat, rest),
+            reply_start=places.reply_start(),
             marks=_marks(chat, (*(ends or [None] * place), *new_ends)),
             ends=None if ends is None else _all_known([*ends, *new_ends]),
             in_thinking=chat.opens_thinking,
@@ -236,10 +237,27 @@ class ChatFormat:
         if rendered.ends is not None:
             place = bisect_right(rendered.ends, segment_idx)
         else:
-            place = _place_by_rendering(chat, segment_idx)
+            cut = chat.cut(chat.text(reply_prompt=True))
+            place = Places(chat, cut, self._end_ids).message_at(segment_idx)
         if place >= len(chat.messages):
             return len(chat.messages), "assistant"
         return chat.order[place], chat.messages[place]["role"]
+
+    def _render(self, chat: Chat, *, reply_prompt: bool = True) -> Rendered:
+        cut = chat.cut(chat.text(reply_prompt=reply_prompt))
+        places = Places(chat, cut, self._end_ids, reply_prompt=reply_prompt)
+        num_messages = len(chat.messages)
+        wanted = range(num_messages) if num_messages <= _CHEAP_ENDS else chat.marks
+        ends: list[int | None] = [None] * num_messages
+        for place in wanted:
+            ends[place] = places.end(place + 1)
+        return Rendered(
+            segments=cut.segments,
+            reply_start=places.reply_start(),
+            marks=_marks(chat, ends),
+            ends=_all_known(ends),
+            in_thinking=reply_prompt and chat.opens_thinking,
+        )
 
     def _close(self, chat: Chat, place: int) -> tuple[int, int]:
         """Where the token that closes the reply at `place` begins and ends in the rendering.
@@ -267,34 +285,6 @@ class ChatFormat:
         return said_end, said_end
 
 
-def _render(chat: Chat, *, reply_prompt: bool = True) -> Rendered:
-    cut = chat.cut(chat.text(reply_prompt=reply_prompt))
-    num_messages = len(chat.messages)
-    wanted = range(num_messages) if num_messages <= _CHEAP_ENDS else chat.marks
-    ends: list[int | None] = [None] * num_messages
-    for place in wanted:
-        ends[place] = _end(chat, cut, place + 1, reply_prompt=reply_prompt)
-    return Rendered(
-        segments=cut.segments,
-        reply_start=_reply_start(chat, cut) if reply_prompt else len(cut.segments),
-        marks=_marks(chat, ends),
-        ends=_all_known(ends),
-        in_thinking=reply_prompt and chat.opens_thinking,
-    )
-
-
-def _end(chat: Chat, cut: Cut, count: int, *, reply_prompt: bool = True) -> int | None:
-    """Segment index at the end of the first `count` messages; None where it cannot be known."""
-    length = chat.prefix_len(count, chat.text(reply_prompt=reply_prompt))
-    return None if length is None else cut.border(length)
-
-
-def _reply_start(chat: Chat, cut: Cut) -> int:
-    """Segment index before the reply header; the end where there is none."""
-    prompt, bare = chat.text(reply_prompt=True), chat.text()
-    return cut.end if prompt == bare else cut.border(common_len(prompt, bare))
-
-
 def _marks(chat: Chat, ends: Sequence[int | None]) -> tuple[int, ...]:
     known = (ends[mark] for mark in chat.marks)
     return tuple(end for end in known if end is not None)
@@ -316,11 +306,12 @@ def _drift(chat: Chat, place: int) -> str | None:
     Raises InvalidRequest where it refuses the whole list.
     """
     prompt = chat.text(reply_prompt=True)
-    if chat.prefix_len(place + 1, prompt) is None:
+    try:
+        closed = chat.closed_text(place + 1)
+    except InvalidRequest:
         return "the template does not render a list that ends with the reply"
     if not _keeps_header(chat, place):
         return "the template writes another reply header in history than it gave for the reply"
-    closed = chat.closed_text(place + 1)
     if not prompt.startswith(closed):
         return "the template changes earlier messages when new ones follow"
     reasoning = chat.messages[place].get("reasoning_content", "")
@@ -341,18 +332,6 @@ def _plain_reply(message: Mapping[str, Any]) -> str:
         body = f'{{"name": {name}, "arguments": {arguments}}}'
         pieces.append(f"<tool_call>\n{body}\n</tool_call>")
     return "\n".join(pieces)
-
-
-def _place_by_rendering(chat: Chat, segment_idx: int) -> int:
-    """The place of the message that holds a segment of the whole rendering, by bisection."""
-
-    def reaches(count: int) -> bool:
-        try:
-            return len(chat.cut(chat.text(count)).segments) > segment_idx
-        except InvalidRequest:
-            return False  # No end for the template: look among longer prefixes.
-
-    return bisect_left(range(1, len(chat.messages) + 1), True, key=reaches)
 
 
 def _common_segments(a: Sequence[Segment], b: Sequence[Segment]) -> tuple[Segment, ...]:

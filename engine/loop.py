@@ -94,7 +94,6 @@ class Engine:
         request = Request(
             spec=spec,
             arrival=next(self._arrivals),
-            submitted_at=self._clock.now(),
             future=Future(),
             sampler=Sampler(spec.sampling, self._seed(spec)),
             detokenizer=Detokenizer(self._tokenizer),
@@ -461,8 +460,8 @@ class Engine:
             cached_tokens=request.cached_len,
             computed_tokens=request.prompt_len - request.cached_len,
             output_tokens=request.num_outputs,
-            ttft_s=first - request.submitted_at,
-            total_s=now - request.submitted_at,
+            ttft_s=first - request.spec.begun_at,
+            total_s=now - request.spec.begun_at,
             cached_by_tier=(("device", request.cached_len),),
         )
 

@@ -27,7 +27,8 @@ __all__ = ["EngineResult", "Request", "RequestSpec", "TokenBuffer"]
 class RequestSpec:
     """What a caller asks of the engine.
 
-    prompt: token ids, at least one. structural: prompt lengths worth a checkpoint. cursor,
+    prompt: token ids, at least one. begun_at: when the caller's call began, on the runtime's clock;
+    times of the usage count from there. structural: prompt lengths worth a checkpoint. cursor,
     known_len: a place in the tree whose path equals `prompt[:known_len]`. replay: ids to absorb in
     place of sampling; stepwise: one by one through decoding. verify: True compares with a cold run
     before the call returns, a number is the share of calls compared after it.
@@ -38,6 +39,7 @@ class RequestSpec:
     prompt: IntArray
     namespace: bytes
     sampling: SamplingParams
+    begun_at: float
     finish: Callable[[EngineResult], Any]
     structural: tuple[int, ...] = ()
     cursor: Cursor | None = None
@@ -102,7 +104,6 @@ class Request:
 
     spec: RequestSpec
     arrival: int
-    submitted_at: float
     future: Future[Any]
     sampler: Sampler
     detokenizer: Detokenizer

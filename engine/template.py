@@ -39,6 +39,9 @@ _FAULTS = (
 )
 """What a template, which is foreign code, raises for messages it was not written for."""
 
+_ODD_CHAR = "\ufdd0"
+"""A character that stands for nothing, so that no text begins with it."""
+
 _SPACED_JSON = '{"probe":  0}'
 
 
@@ -211,15 +214,18 @@ class Chat:
             return text
         return text.removesuffix(ending)
 
-    def prefix_len(self, count: int, rendering: str) -> int | None:
-        """Length of what `rendering` has in common with that of the first `count` messages.
+    def altered_text(self, place: int, *, reply_prompt: bool) -> str:
+        """The rendering of all messages with the beginning of one content changed.
 
-        None where the template does not render so few.
+        Raises InvalidRequest where the template refuses that.
         """
+        message = self.messages[place]
+        altered = {**message, "content": _ODD_CHAR + message["content"]}
+        messages = [*self.messages[:place], altered, *self.messages[place + 1 :]]
         try:
-            return common_len(rendering, self.text(count))
-        except InvalidRequest:
-            return None
+            return self._template.render(messages, self._tools, reply_prompt=reply_prompt)
+        except _FAULTS as error:
+            raise InvalidRequest(f"the chat template refuses message {place}: {error}") from error
 
     @property
     def opens_thinking(self) -> bool:

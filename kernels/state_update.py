@@ -59,21 +59,19 @@ def state_update(
     Computes in float32, without gradients. Decode is bound by the number of calls and by passes
     over the state, so there are three passes: decay, add, read.
     """
-    num_rows, num_heads, head_dim, _ = state.shape
+    num_rows, num_heads, head_dim, state_dim = state.shape
     num_groups = B.shape[1]
-    x32, dt32, B32, C32 = x.float(), dt.float(), B.float(), C.float()
-    inputs = (x32 * dt32[..., None])[..., None]
-    state.mul_(torch.exp(dt32 * A)[..., None, None])
-    heads_per_group = num_heads // num_groups
-    outputs = []
-    for g in range(num_groups):
-        heads = slice(g * heads_per_group, (g + 1) * heads_per_group)
-        part = state[:, heads]
-        part.addcmul_(inputs[:, heads], B32[:, g, None, None])
-        # C on the left: the product then streams over each row's state without copying it.
-        outputs.append(torch.bmm(C32[:, g, None], part.flatten(1, 2).transpose(1, 2)))
+    x32, C32, step = x.float(), C.float(), dt.float().unsqueeze(-1)
+    state.mul_((step * A.unsqueeze(-1)).exp_().unsqueeze(-1))
+    by_group = state.view(num_rows, num_groups, -1, state_dim)
+    inputs = (x32 * step).view(num_rows, num_groups, -1, 1)
+    by_group.addcmul_(inputs, B.float().unsqueeze(2))
+    # C on the left: the product then streams over each row's state and does not copy it.
+    outputs = [
+        torch.bmm(C32[:, g : g + 1], by_group[:, g].transpose(1, 2)) for g in range(num_groups)
+    ]
     y = outputs[0] if num_groups == 1 else torch.cat(outputs, dim=1)
     y = y.view(num_rows, num_heads, head_dim)
     if D is not None:
-        y.addcmul_(x32, D.float()[:, None])
+        y.addcmul_(x32, D.float().unsqueeze(-1))
     return y.to(x.dtype)

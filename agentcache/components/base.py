@@ -44,14 +44,14 @@ class Component(ABC):
         assert self.kind not in node.data, f"{node} already holds {self.kind.value} data"
         node.data[self.kind] = Residency(slots)
 
-    def lock(self, node: Node) -> None:
+    def lock(self, node: Node) -> None:  # noqa: B027 - most components need no more
         """Keep what a running request reads through `node` until `unlock`.
 
         The tree itself keeps a locked node, and with it every ancestor; a component that needs no
         more than that keeps this as it is.
         """
 
-    def unlock(self, node: Node) -> None:
+    def unlock(self, node: Node) -> None:  # noqa: B027
         """Undo one `lock` of the same node."""
 
     def evict(self, node: Node) -> IntArray | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from agentcache.cache import SessionRef
+    from agentcache.clock import Clock
     from agentcache.engine.chat import Message
     from agentcache.engine.loop import Submission
     from agentcache.engine.tokenizer import Tokenizer
@@ -75,6 +76,7 @@ class Host(Protocol):
     refs: References
     end_id: int | None
     verify: bool | float
+    clock: Clock
 
     @property
     def max_len(self) -> int:
@@ -148,7 +150,7 @@ class Session:
         Raises SessionClosed, AmbiguousTip, UnknownTip, HistoryMismatch; InvalidRequest for messages
         the model's template refuses; PromptTooLong, RequestTooLarge.
         """
-        return self._run(self._chat_prompt(new, tools, tip), options, stream)
+        return self._run(lambda: self._chat_prompt(new, tools, tip), options, stream)
 
     async def achat(
         self,
@@ -160,7 +162,7 @@ class Session:
         **options: Unpack[CallOptions],
     ) -> Turn | TurnStream:
         """`chat` for async callers; cancelling the task stops the work within a step."""
-        return await self._arun(self._chat_prompt(new, tools, tip), options, stream)
+        return await self._arun(lambda: self._chat_prompt(new, tools, tip), options, stream)
 
     @overload
     def complete(
@@ -196,7 +198,7 @@ class Session:
         Goes on from the tip that shares the longest prefix, or from `tip`; where the list was
         edited, from the last boundary before the edit. Raises as `chat`.
         """
-        return self._run(self._list_prompt(messages, tools, tip), options, stream)
+        return self._run(lambda: self._list_prompt(messages, tools, tip), options, stream)
 
     async def acomplete(
         self,
@@ -208,7 +210,7 @@ class Session:
         **options: Unpack[CallOptions],
     ) -> Turn | TurnStream:
         """`complete` for async callers."""
-        return await self._arun(self._list_prompt(messages, tools, tip), options, stream)
+        return await self._arun(lambda: self._list_prompt(messages, tools, tip), options, stream)
 
     @overload
     def generate(
@@ -240,7 +242,7 @@ class Session:
 
         Raises InvalidRequest for an empty prompt or ids outside the vocabulary; else as `chat`.
         """
-        return self._run(self._ids_prompt(ids, tip), options, stream)
+        return self._run(lambda: self._ids_prompt(ids, tip), options, stream)
 
     async def agenerate(
         self,
@@ -251,7 +253,7 @@ class Session:
         **options: Unpack[CallOptions],
     ) -> Turn | TurnStream:
         """`generate` for async callers."""
-        return await self._arun(self._ids_prompt(ids, tip), options, stream)
+        return await self._arun(lambda: self._ids_prompt(ids, tip), options, stream)
 
     # -- branches ----------------------------------------------------------------------------------
 
@@ -395,10 +397,12 @@ class Session:
         named = self._record.tip(tip)
         return () if named is None else (named,)
 
-    def _run(self, prompt: Prompt, options: CallOptions, stream: bool) -> Turn | TurnStream:
+    def _run(
+        self, make: Callable[[], Prompt], options: CallOptions, stream: bool
+    ) -> Turn | TurnStream:
         if stream:
-            return self._stream(prompt, options)
-        submission = self._submit(prompt, options, None)
+            return self._stream(make, options)
+        submission = self._submit(make, options, None)
         try:
             turn: Turn = submission.future.result()
         except BaseException:
@@ -406,10 +410,12 @@ class Session:
             raise
         return turn
 
-    async def _arun(self, prompt: Prompt, options: CallOptions, stream: bool) -> Turn | TurnStream:
+    async def _arun(
+        self, make: Callable[[], Prompt], options: CallOptions, stream: bool
+    ) -> Turn | TurnStream:
         if stream:
-            return self._stream(prompt, options)
-        submission = self._submit(prompt, options, None)
+            return self._stream(make, options)
+        submission = self._submit(make, options, None)
         try:
             turn: Turn = await asyncio.wrap_future(submission.future)
         except BaseException:
@@ -417,18 +423,20 @@ class Session:
             raise
         return turn
 
-    def _stream(self, prompt: Prompt, options: CallOptions) -> TurnStream:
-        stream = TurnStream(prompt.in_thinking)
-        submission = self._submit(prompt, options, stream.emit)
+    def _stream(self, make: Callable[[], Prompt], options: CallOptions) -> TurnStream:
+        stream = TurnStream()
+        submission = self._submit(make, options, stream)
         stream.attach(submission.future, submission.cancel)
         return stream
 
     def _submit(
-        self,
-        prompt: Prompt,
-        options: CallOptions,
-        emit: Callable[[tuple[int, ...], str], None] | None,
+        self, make: Callable[[], Prompt], options: CallOptions, stream: TurnStream | None
     ) -> Submission:
+        """Make the prompt and queue the call; time to first token counts from here."""
+        begun_at = self._host.clock.now()
+        prompt = make()
+        if stream is not None:
+            stream.expect(prompt.in_thinking)
         record, tip = self._record, prompt.tip
         replay = self._replay_ids(prompt, options)
         self._check_len(prompt, replay)
@@ -437,6 +445,7 @@ class Session:
             prompt=prompt.ids,
             namespace=self._host.namespace(record.tenant).digest(),
             sampling=_sampling(options),
+            begun_at=begun_at,
             finish=partial(self._finish, prompt),
             structural=prompt.structural,
             cursor=tip.ref.frontier if tip is not None else None,
@@ -446,7 +455,7 @@ class Session:
             return_logits=options.get("return_logits", False),
             verify=self._host.verify if verify is None else verify,
             priority=record.priority,
-            emit=emit,
+            emit=None if stream is None else stream.emit,
         )
         return self._host.submit(spec)
 

@@ -32,9 +32,9 @@ class _Buffer:
 class TokenLog:
     """An immutable token sequence whose extensions share its memory.
 
-    The first extension of a log goes into the same buffer, further ones copy, so that a trajectory of
-    n tokens takes O(n) memory over all its turns, and one that is never branched is never copied but
-    to grow. Not thread-safe: logs are extended on the engine thread.
+    The first extension of a log goes into the same buffer, further ones copy, so that a trajectory
+    of n tokens takes O(n) memory over all its turns, and one that is never branched is never
+    copied but to grow. Not thread-safe: logs are extended on the engine thread.
 
     >>> log = TokenLog(np.array([1, 2], np.int32))
     >>> longer = log.extend(np.array([3], np.int32))

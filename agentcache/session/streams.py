@@ -78,13 +78,17 @@ class TurnStream:
     `with` block, or dropping it. Errors of the call are raised by the iteration.
     """
 
-    def __init__(self, in_thinking: bool) -> None:
-        self._splitter = _ReplySplitter(in_thinking)
+    def __init__(self) -> None:
+        self._splitter = _ReplySplitter(in_thinking=False)
         self._queue: queue.SimpleQueue[tuple[tuple[int, ...], str] | None] = queue.SimpleQueue()
         self._wake: Callable[[], None] | None = None
         self._future: Future[Turn] | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._done = False
+
+    def expect(self, in_thinking: bool) -> None:
+        """Say, before the call begins, whether the reply starts inside a block of reasoning."""
+        self._splitter = _ReplySplitter(in_thinking)
 
     def attach(self, future: Future[Turn], cancel: Callable[[], None]) -> None:
         """Bind the stream to its call."""

@@ -97,6 +97,8 @@ def test_a_reply_is_ended_once_where_the_model_ends_otherwise_than_the_template(
     chat_format = ChatFormat(tokenizer, end_ids=frozenset({stop}))
     going_on, whole, _ = two_turns(chat_format, stop, said="well  yes")
     assert going_on == whole.replace("well yes<|im_end|>", "well  yes</s>")
+    going_on, whole, _ = two_turns(chat_format, said="well  yes")
+    assert going_on == whole.replace("well yes", "well  yes")
 
 
 def test_a_list_that_asks_for_no_reply_may_end_in_an_end_of_text():
@@ -149,8 +151,9 @@ def test_a_list_ending_with_the_reply_may_be_refused():
     going_on, whole, _ = two_turns(chat_format, close)
     assert going_on == whole
     rendered = chat_format.render([USER, REPLY, {**NEXT, "mark": True}])
-    assert rendered.ends is None
-    assert len(rendered.marks) == 1
+    assert rendered.ends is not None
+    assert rendered.marks == rendered.ends[-1:] == (rendered.reply_start,)
+    assert text_of(rendered.segments[: rendered.ends[1]]).endswith("well yes<|im_end|>\n")
 
 
 def test_white_space_that_a_control_token_swallows_is_not_encoded():
@@ -240,6 +243,27 @@ def test_arguments_that_are_no_json_object_reach_the_template_as_they_are():
 def test_roles_of_the_template_are_known():
     template = PLAIN.replace("{{ m.role }}", "{{ 'a' if m.role == 'critic' else m.role }}")
     format_of(template).render([{"role": "critic", "content": "x"}])
+
+
+LAST_REPLY_THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ '<think>why</think>' if loop.last and m.role == 'assistant' }}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}" + HEADER
+)
+
+
+@pytest.mark.parametrize("turns", [1, 5])
+def test_messages_are_found_where_replies_look_otherwise_once_more_follows(turns):
+    chat_format = format_of(LAST_REPLY_THINKS)
+    messages = [*([USER, REPLY] * turns), {**NEXT, "mark": True}]
+    rendered = chat_format.render(messages)
+    assert (rendered.ends is None) == (turns == 5)
+    assert rendered.marks == (rendered.reply_start,)
+    place = -1
+    for index, segment in enumerate(rendered.segments[: rendered.reply_start]):
+        place += segment.text == OPEN
+        found = chat_format.message_at(rendered, messages, None, index)
+        assert found == (place, messages[place]["role"])
 
 
 @pytest.fixture(scope="module")

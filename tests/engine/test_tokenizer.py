@@ -24,7 +24,7 @@ def byte_level(
     template: object = TEMPLATE, *, markup: bool = True, special: tuple[str, ...] = ()
 ) -> PreTrainedTokenizerFast:
     backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=330,

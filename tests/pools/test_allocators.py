@@ -81,7 +81,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 AllocatorMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None
+    max_examples=40, stateful_step_count=25, deadline=None
 )
 TestAllocatorMachine = AllocatorMachine.TestCase
 

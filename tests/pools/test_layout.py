@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from testkit.helpers import check, ids
 
@@ -51,6 +51,7 @@ def minimum_of(kv: KVLayout, state: StateLayout, page_size: int) -> int:
     return refused.value.minimum_bytes
 
 
+@settings(max_examples=60)
 @given(KV, STATE, st.integers(1, 17), st.integers(1, 9), st.integers(0, 60_000))
 def test_pools_fill_the_budget_up_to_a_page_and_never_exceed_it(
     kv: KVLayout, state: StateLayout, page_size: int, max_running: int, spare: int
@@ -71,6 +72,7 @@ def test_pools_fill_the_budget_up_to_a_page_and_never_exceed_it(
     assert TensorPools(kv, state, sizes).held_bytes() == sizes.total_bytes
 
 
+@settings(max_examples=40)
 @given(KV, STATE, st.integers(1, 17))
 def test_minimum_is_exact(kv: KVLayout, state: StateLayout, page_size: int) -> None:
     assume(kv.specs or state.specs)
