@@ -1,4 +1,4 @@
-"""Where messages end in a rendering, told by rendering the list once more with something changed."""
+"""Where messages end in a rendering, told by rendering the list again with something changed."""
 
 from __future__ import annotations
 
