@@ -12,6 +12,7 @@ STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } 
 
 .DEFAULT_GOAL := help
 .PHONY: help install format check test test-slow test-gpu replay bench bench-replay bench-turns \
+	bench-policy bench-kernels \
 	examples docs changelog clean
 
 help: ## Show this list
@@ -54,13 +55,20 @@ replay: $(STAMP) ## Replay the bundled agent runs through the embedded model, wi
 	@mkdir -p reports
 	$(BIN)/agentcache replay --verify 4 --cold 4 --json reports/replay.json --report reports/replay.html
 
-bench: bench-replay bench-turns ## Run all benchmarks
+bench: bench-replay bench-turns bench-policy bench-kernels ## Run all benchmarks
 
 bench-replay: $(STAMP) ## Hit rate and exactness over recorded runs
 	$(BIN)/python -P bench/replay/hit_rate.py $(ARGS)
 
 bench-turns: $(STAMP) ## Time to first token of a warm turn against a bare forward pass
 	$(BIN)/python -P bench/turns/ttft.py $(ARGS)
+	$(BIN)/python -P bench/turns/decode_bytes.py $(ARGS)
+
+bench-policy: $(STAMP) ## Interleaved runs at a tenth of the need, with session references and without
+	$(BIN)/python -P bench/policy/interleaved.py $(ARGS)
+
+bench-kernels: $(STAMP) ## Kernels against their references and transformers' fallbacks
+	$(BIN)/python -P bench/kernels/run.py $(ARGS)
 
 examples: $(STAMP) ## Run every example
 	@set -e; for example in examples/[0-9]*.py; do echo "== $$example"; $(BIN)/python -P $$example; done

@@ -266,6 +266,21 @@ def test_messages_are_found_where_replies_look_otherwise_once_more_follows(turns
         assert found == (place, messages[place]["role"])
 
 
+def test_without_closing_tokens_a_message_begins_at_the_border_before_its_content():
+    chat_format = format_of(LAST_REPLY_THINKS.replace(CLOSE, ""))
+    rendered = chat_format.render([USER, REPLY, NEXT])
+    assert rendered.ends is not None
+    assert rendered.segments[rendered.ends[1]].text.startswith("user\nand now")
+
+
+def test_a_recorded_reply_is_read_where_no_reply_may_follow_a_reply():
+    template = (
+        "{% if add_generation_prompt and messages[-1].role == 'assistant' %}"
+        "{{ raise_exception('not twice') }}{% endif %}" + PLAIN + HEADER
+    )
+    assert format_of(template).reply_text([USER], REPLY) == REPLY["content"]
+
+
 @pytest.fixture(scope="module")
 def embedded() -> Tokenizer:
     return Tokenizer(AutoTokenizer.from_pretrained(ENGINE / "assets"))

@@ -35,8 +35,10 @@ def test_insertion_stops_where_it_is_told() -> None:
 def test_insertion_goes_on_below_the_node_it_starts_from() -> None:
     forest = Forest()
     start = forest.add(ids(1, 2, 3))
+    start.last_access = 5.0
     inserted = forest.tree.insert(start, ids(1, 2, 3, 4, 5), 5)
     assert inserted.node.parent is start
+    assert inserted.node.last_access == start.last_access == 5.0
     assert inserted.node.tokens.tolist() == [4, 5]
 
 
@@ -82,7 +84,9 @@ def test_nodes_keep_their_own_copy_of_the_tokens() -> None:
     sequence = ids(1, 2, 3, 4, 5, 6)
     lower = forest.add(sequence)
     upper = forest.add(sequence[:3])
+    whole = forest.add(sequence[1:])
     sequence[:] = 0
+    assert whole.tokens.tolist() == [2, 3, 4, 5, 6]
     assert upper.tokens.tolist() == [1, 2, 3]
     assert lower.tokens.tolist() == [4, 5, 6]
     assert upper.tokens.base is None

@@ -43,6 +43,13 @@ def test_any_two_ways_to_cut_one_text_into_parts_differ(text: str, data: st.Data
     assert (first.digest() == second.digest()) == ((a, b) == (c, d))
 
 
+@pytest.mark.parametrize("inside", ["", ":", "1:", "1:1:", "tenant:1:", "tenant:1:1:", "\0"])
+def test_part_that_looks_like_the_border_of_two_parts_is_none(inside: str) -> None:
+    first = Namespace("a" + inside + "b", tenant="c")
+    second = Namespace("a", tenant="b" + inside + "c")
+    assert first.digest() != second.digest()
+
+
 @given(st.text(max_size=4))
 def test_default_tenant_and_no_adapter_differ_from_every_text(text: str) -> None:
     assert Namespace("m").digest() != Namespace("m", tenant=text).digest()

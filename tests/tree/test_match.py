@@ -110,12 +110,23 @@ def test_match_agrees_with_a_list_of_sequences_and_changes_nothing(
     assert match.lens[Kind.FULL] == min(known_len, limit)
 
 
-@given(sequences, tokens(max_size=14), st.integers(0, 14), st.data())
-def test_match_from_a_place_on_the_path_is_the_match_from_the_root(
-    known: list[tuple[list[int], bool]], query: list[int], limit: int, data: st.DataObject
+@given(sequences, tokens(max_size=14), st.integers(0, 14))
+def test_match_from_any_place_on_the_path_is_the_match_from_the_root(
+    known: list[tuple[list[int], bool]], query: list[int], limit: int
 ) -> None:
     forest = grown(known, 3)
     reference = forest.tree.match(forest.root, array(query), limit)
-    path = [node for node in forest.tree.path(reference.known_node) if node.end <= len(query)]
-    on_path = [forest.root, *(node for node in path if node.end <= reference.known_len)]
-    assert forest.tree.match(data.draw(st.sampled_from(on_path)), array(query), limit) == reference
+    for start in forest.tree.path(reference.known_node):
+        if start.end <= reference.known_len:
+            assert forest.tree.match(start, array(query), limit) == reference
+
+
+def test_match_from_a_place_beyond_the_limit_or_without_a_checkpoint_looks_above_it() -> None:
+    forest = Forest()
+    top = forest.add(ids(1, 2))
+    start = forest.add(ids(1, 2, 3, 4), state=False)
+    for limit, full in ((4, 4), (3, 3), (2, 2)):
+        match = forest.tree.match(start, ids(1, 2, 3, 4), limit)
+        assert match.node is top
+        assert match.lens == {Kind.FULL: full, Kind.STATE: 2}
+    assert forest.tree.match(start, ids(1, 2, 3, 4), 1).lens == {Kind.FULL: 1, Kind.STATE: 0}
