@@ -21,9 +21,9 @@ from agentcache.replay.need import NeedCounter
 from agentcache.replay.results import CallRecord, FileCounts, ReplayResult
 from agentcache.replay.schedule import interleave, spread
 from agentcache.runtime import Runtime
-from agentcache.session.prompts import PromptBuilder
 
 if TYPE_CHECKING:
+    from agentcache.engine.segments import Encoded
     from agentcache.replay.trace import Call, ReadResult, Trajectory
     from agentcache.session.handle import Session
     from agentcache.session.turn import Turn
@@ -119,17 +119,25 @@ class Replayer:
         """The need of these runs in this order (see `NeedCounter`), found without the model."""
         tokenizer = Tokenizer(self._loaded.tokenizer)
         shape = shape_of(self._loaded.model)
-        builder = PromptBuilder(ChatFormat(tokenizer), shape.vocab_size)
         end_ids = tokenizer.end_ids(getattr(self._loaded.model, "generation_config", None))
+        chat = ChatFormat(tokenizer, end_ids=end_ids)
+        known: dict[int, tuple[Encoded, ...]] = {}
         counter = NeedCounter()
         for index, number, _ in self.order():
             call = self.trajectories[index].calls[number]
             try:
-                prompt = builder.from_messages(call.messages, call.tools, ())
-                answer = builder.replay_ids(call.answer, prompt, min(end_ids, default=None))
+                prompt = chat.encode(
+                    chat.render(call.messages, call.tools).segments, known.get(index, ())
+                )
+                reply = chat.encode(
+                    chat.reply_segments(call.messages, call.answer, call.tools), at_start=False
+                )
             except AgentCacheError:
                 continue  # the replay itself reports it
-            counter.add(np.concatenate([prompt.ids, answer]), len(prompt.ids))
+            known[index] = (*prompt.parts, *reply.parts)
+            end = sorted(end_ids)[:1]
+            ids = np.concatenate([prompt.ids, reply.ids, np.array(end, dtype=np.int32)])
+            counter.add(ids, len(prompt.ids))
         return counter.need_bytes(shape)
 
     def run(

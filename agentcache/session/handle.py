@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Un
 
 import numpy as np
 
-from agentcache.engine.reply_parser import parse_reply
 from agentcache.engine.request import EngineResult, RequestSpec
 from agentcache.engine.sampling import SamplingParams
 from agentcache.errors import InvalidRequest, PromptTooLong, UnsupportedOption
@@ -436,7 +435,7 @@ class Session:
         begun_at = self._host.clock.now()
         prompt = make()
         if stream is not None:
-            stream.expect(prompt.in_thinking)
+            stream.expect(self._host.prompts.reply_reader(prompt))
         record, tip = self._record, prompt.tip
         replay = self._replay_ids(prompt, options)
         self._check_len(prompt, replay)
@@ -480,7 +479,7 @@ class Session:
     def _finish(self, prompt: Prompt, result: EngineResult) -> Turn:
         """Make the turn and move the session on. On the engine thread."""
         host = self._host
-        message = parse_reply(result.text, in_thinking=prompt.in_thinking)
+        message = host.prompts.parse_reply(prompt, result.text)
         history = self._history(prompt, result, message)
         tip, leaving = self._record.advance(prompt.tip, history, result.ref)
         host.refs.leave_all(leaving)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agentcache.engine.messages import same_prefix
 from agentcache.errors import HistoryMismatch, InvalidRequest
 from agentcache.session.history import History, TokenLog
 from agentcache.tree.key import common_prefix_len
 
 if TYPE_CHECKING:
     from agentcache.engine.chat import ChatFormat, Message, Rendered
-    from agentcache.engine.segments import Encoded, Encoding, Segment
+    from agentcache.engine.reply_parser import ReplyReader
+    from agentcache.engine.segments import Encoding
     from agentcache.session.history import SessionTip
     from agentcache.types import IntArray
 
@@ -72,15 +74,34 @@ class PromptBuilder:
         tips: Sequence[SessionTip],
     ) -> Prompt:
         """A whole list: ids of what is equal to a tip's history are the tip's own."""
+        extended = self._extended(messages, tools, tips)
+        if extended is not None:
+            return self.from_new(messages[len(extended.history.messages) :], tools, extended)
         rendered = self._format.render(messages, tools)
-        known = max(
-            (tip.history.parts or () for tip in tips),
-            key=lambda parts: _shared_tokens(rendered.segments, parts),
-            default=(),
-        )
-        encoding = self._format.encode(rendered.segments, known)
+        encodings = [
+            self._format.encode(rendered.segments, tip.history.parts or ()) for tip in tips
+        ] or [self._format.encode(rendered.segments)]
+        encoding = max(encodings, key=lambda encoding: encoding.offset(encoding.reused))
         tip, shared = _closest(encoding.ids, tips)
         return self._prompt(rendered, encoding, tip, shared, messages, tools)
+
+    @staticmethod
+    def _extended(
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        tips: Sequence[SessionTip],
+    ) -> SessionTip | None:
+        """The tip with the longest history that the list says again, spelled its way, and goes on
+        from: arguments may come back respelled, reasoning left out, tool results reordered."""
+        fit = [
+            tip
+            for tip in tips
+            if tip.history.parts is not None
+            and 0 < len(tip.history.messages) < len(messages)
+            and list(tip.history.tools or ()) == list(tools or ())
+            and same_prefix(tip.history.messages, messages)
+        ]
+        return max(fit, key=lambda tip: len(tip.history.messages), default=None)
 
     def from_new(
         self,
@@ -156,11 +177,23 @@ class PromptBuilder:
             ids = self._format.encode_reply(replay)
         elif isinstance(replay, Mapping):
             segments = self._format.reply_segments(prompt.messages, replay, prompt.tools)
-            ids = self._format.encode(segments).ids
+            ids = self._format.encode(segments, at_start=False).ids
         else:
             return check_ids(replay, self._vocab_size)
         end = [] if end_id is None else [end_id]
         return np.concatenate([ids, np.array(end, dtype=np.int32)])
+
+    def reply_reader(self, prompt: Prompt) -> ReplyReader:
+        """Reads the message out of the reply's text as it grows."""
+        return self._format.reply_reader(
+            in_thinking=prompt.in_thinking, first_call=_num_calls(prompt.messages)
+        )
+
+    def parse_reply(self, prompt: Prompt, text: str) -> dict[str, Any]:
+        """The message that the whole reply's text stands for."""
+        return self._format.parse_reply(
+            text, in_thinking=prompt.in_thinking, first_call=_num_calls(prompt.messages)
+        )
 
     def text_ids(self, text: str) -> IntArray:
         """Ids of a reply's text, as the next prompt will hold it."""
@@ -197,8 +230,7 @@ class PromptBuilder:
             first_new = len(tip.history.messages)
             if first_new < len(prompt.messages):
                 return first_new, str(prompt.messages[first_new].get("role"))
-        ends = np.cumsum([len(part.ids) for part in prompt.encoding.parts])
-        segment = min(int(np.searchsorted(ends, token, side="right")), len(ends) - 1)
+        segment = prompt.encoding.segment_at(min(token, len(prompt.ids) - 1))
         return self._format.message_at(prompt.rendered, prompt.messages, prompt.tools, segment)
 
 
@@ -223,13 +255,9 @@ def check_ids(ids: Sequence[int] | IntArray, vocab_size: int) -> IntArray:
     return array.astype(np.int32)
 
 
-def _shared_tokens(segments: Sequence[Segment], parts: Sequence[Encoded]) -> int:
-    total = 0
-    for segment, part in zip(segments, parts, strict=False):
-        if segment != part.segment:
-            break
-        total += len(part.ids)
-    return total
+def _num_calls(messages: Sequence[Message]) -> int:
+    """Tool calls so far, so that ids of further ones stay unique in the conversation."""
+    return sum(len(message.get("tool_calls") or ()) for message in messages)
 
 
 def _closest(ids: IntArray, tips: Iterable[SessionTip]) -> tuple[SessionTip | None, int]:

@@ -7,18 +7,15 @@ import queue
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentcache.engine.reply_parser import parse_reply
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from concurrent.futures import Future
     from types import TracebackType
 
+    from agentcache.engine.reply_parser import ReplyReader
     from agentcache.session.turn import Turn
 
 __all__ = ["Delta", "TurnStream"]
-
-_MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,46 +28,6 @@ class Delta:
     ids: tuple[int, ...]
 
 
-class _ReplySplitter:
-    """Separates reasoning and tool calls from text that is still growing."""
-
-    def __init__(self, in_thinking: bool) -> None:
-        self._in_thinking = in_thinking
-        self._raw = ""
-        self._content = 0
-        self._reasoning = 0
-        self._calls = 0
-
-    def push(self, text: str, ids: tuple[int, ...], last: bool) -> Delta:
-        self._raw += text
-        message = parse_reply(self._raw if last else self._settled(), in_thinking=self._in_thinking)
-        content = message.get("content") or ""
-        reasoning = message.get("reasoning_content") or ""
-        calls = message.get("tool_calls") or []
-        delta = Delta(
-            text=content[self._content :],
-            reasoning=reasoning[self._reasoning :],
-            tool_calls=tuple(calls[self._calls :]),
-            ids=ids,
-        )
-        self._content = max(self._content, len(content))
-        self._reasoning = max(self._reasoning, len(reasoning))
-        self._calls = max(self._calls, len(calls))
-        return delta
-
-    def _settled(self) -> str:
-        """The text without what could still turn out to be markup."""
-        raw = self._raw
-        start = raw.rfind("<tool_call>")
-        if start >= 0 and "</tool_call>" not in raw[start:]:
-            raw = raw[:start]
-        for size in range(min(len(raw), max(map(len, _MARKUP)) - 1), 0, -1):
-            if any(mark.startswith(raw[-size:]) for mark in _MARKUP):
-                raw = raw[:-size]
-                break
-        return raw.rstrip()
-
-
 class TurnStream:
     """Iterate for deltas, with `for` or `async for`; `turn` is there at the end.
 
@@ -79,16 +36,16 @@ class TurnStream:
     """
 
     def __init__(self) -> None:
-        self._splitter = _ReplySplitter(in_thinking=False)
+        self._reader: ReplyReader | None = None
         self._queue: queue.SimpleQueue[tuple[tuple[int, ...], str] | None] = queue.SimpleQueue()
         self._wake: Callable[[], None] | None = None
         self._future: Future[Turn] | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._done = False
 
-    def expect(self, in_thinking: bool) -> None:
-        """Say, before the call begins, whether the reply starts inside a block of reasoning."""
-        self._splitter = _ReplySplitter(in_thinking)
+    def expect(self, reader: ReplyReader) -> None:
+        """Say, before the call begins, how its text is to be read."""
+        self._reader = reader
 
     def attach(self, future: Future[Turn], cancel: Callable[[], None]) -> None:
         """Bind the stream to its call."""
@@ -157,15 +114,17 @@ class TurnStream:
 
     def _take(self, item: tuple[tuple[int, ...], str] | None) -> Delta | None:
         """A delta for an item of the queue; the end flushes what was held back."""
+        assert self._reader is not None
+        ids: tuple[int, ...] = ()
         if item is None:
             self._done = True
             assert self._future is not None
             self._future.result()
-            delta = self._splitter.push("", (), last=True)
+            piece = self._reader.finish()
         else:
-            delta = self._splitter.push(item[1], item[0], last=False)
-        empty = not (delta.text or delta.reasoning or delta.tool_calls or delta.ids)
-        return None if empty else delta
+            piece, ids = self._reader.push(item[1]), item[0]
+        empty = not (piece.content or piece.reasoning or piece.tool_calls or ids)
+        return None if empty else Delta(piece.content, piece.reasoning, piece.tool_calls, ids)
 
     def __enter__(self) -> TurnStream:
         return self

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from testkit.models import micro_config, tokenizer
 from transformers import DynamicCache, GraniteMoeHybridForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from agentcache.config import CacheConfig
 from agentcache.engine.tiny_hybrid import build
 from agentcache.errors import UnsupportedModel
 from agentcache.runtime import Runtime
-from testkit.models import micro_config, tokenizer
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "dense": {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,6 +79,33 @@ def test_sampled_ids_are_kept_where_the_tokenizer_would_merge_them(runtime: Runt
     second = session.complete(messages, max_new_tokens=1)
     assert second.usage.cached_tokens == first.usage.prompt_tokens + 3
     assert session.ids[first.usage.prompt_tokens :][:2].tolist() == list(newline * 2)
+
+
+def test_what_frameworks_do_to_a_reply_does_not_cost_its_reuse(runtime: Runtime) -> None:
+    """Arguments come back respelled, reasoning is left out, results come in another order."""
+    answer = (
+        "<think>two at once</think>"
+        '<tool_call>{"name": "bash", "arguments": {"cmd":  "ls",  "in": "src"}}</tool_call>'
+        '<tool_call>{"name": "read", "arguments": {"path": "a.py"}}</tool_call>'
+    )
+    session = runtime.session()
+    first = session.complete([SYSTEM, user("Look")], replay=answer)
+    calls = first.message["tool_calls"]
+    respelled = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(arguments)}}
+        for call, arguments in zip(
+            calls, ({"in": "src", "cmd": "ls"}, {"path": "a.py"}), strict=True
+        )
+    ]
+    reply = {"role": "assistant", "content": None, "tool_calls": respelled}
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": text}
+        for call, text in zip(calls, ("a.py", "print(1)"), strict=True)
+    ]
+    second = session.complete([SYSTEM, user("Look"), reply, *reversed(results)], max_new_tokens=2)
+    assert second.usage.cached_tokens == first.usage.prompt_tokens + first.usage.output_tokens
+    text = runtime.tokenizer.decode(session.ids.tolist())
+    assert text.index("a.py", text.rindex("</tool_call>")) < text.index("print(1)")
 
 
 def test_max_tokens_then_goes_on_in_the_middle_of_a_reply(runtime: Runtime) -> None:
