@@ -225,8 +225,24 @@ class Engine:
         """A waiting request cannot be acquired: wait for others, or fail alone."""
         if self._scheduler.running:
             self._scheduler.block()
+        elif not request.restarted:
+            self._restart(request)
         else:
             self._fail(request, self._too_large(short))
+
+    def _restart(self, request: Request) -> None:
+        """Start a request anew on an empty cache, once.
+
+        What it resumed from is held beside its own copy of the last page; from nothing it may fit.
+        """
+        if request.lease is not None:
+            self.cache.release(request.lease)
+            request.lease = None
+            self._scheduler.suspend(request)
+        request.restarted = True
+        request.first_match = None
+        request.absorbed = 0
+        self.cache.clear()
 
     def _too_large(self, short: OutOfPages) -> RequestTooLarge:
         size = self.pools.sizes
@@ -242,12 +258,20 @@ class Engine:
                 return True
             except OutOfPages as short:
                 if len(self._scheduler.running) == 1:
-                    self._fail(request, self._too_large(short))
+                    self._alone(request, short)
                     return False
                 victim = self._scheduler.victim()
                 self._suspend(victim)
                 if victim is request:
                     return False
+
+    def _alone(self, request: Request, short: OutOfPages) -> None:
+        """Even alone the request does not fit, unless from nothing."""
+        assert request.lease is not None
+        if request.lease.boundary and not request.restarted:
+            self._restart(request)
+        else:
+            self._fail(request, self._too_large(short))
 
     def _suspend(self, request: Request) -> None:
         """Publish what the request has and take its memory; it is acquired anew later."""
@@ -280,15 +304,19 @@ class Engine:
         )
         logits = self._forward((span,), "extend")[0]
         request.absorbed = chunk.stop
+        reason = self._after_extend(request, logits)  # the first token does not wait for filing
         for capture in captures:
             self.cache.commit(lease, request.tokens.array, capture.length, capture.row)
-        self._after_extend(request, chunk.start, logits)
+        if reason is not None:
+            self._finish(request, reason)
 
     def _wanted(self, request: Request, start: int, stop: int) -> tuple[int, ...]:
         """Indices in [start, stop) whose logits are needed: of the last prompt token, and of every
         token after it but the last output, where they are kept."""
         first = request.prompt_len - 1 + len(request.logits)  # what a pre-empted run has is kept
-        last = max(len(request.tokens) - 2, first) if request.keeps_logits else first
+        last = request.prompt_len - 1
+        if request.keeps_logits:
+            last = max(last, len(request.tokens) - 2)
         if self._resumes(request, stop):
             last = len(request.tokens) - 1
             first = max(first, last)
@@ -296,37 +324,36 @@ class Engine:
 
     def _resumes(self, request: Request, stop: int) -> bool:
         """Whether this chunk ends a pre-empted request's way back to where it was sampling."""
-        return self._samples(request) and request.num_outputs > 0 and stop == len(request.tokens)
+        return request.is_stepwise and request.num_outputs > 0 and stop == len(request.tokens)
 
-    def _samples(self, request: Request) -> bool:
-        return request.spec.replay is None or request.spec.stepwise
+    def _after_extend(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
+        """Where the prompt or a way back has been absorbed, the next token is due.
 
-    def _after_extend(self, request: Request, start: int, logits: torch.Tensor) -> None:
-        """Where the prompt or a way back has been absorbed, the next token is due."""
+        Returns why the request is over, if it is; as the following functions do.
+        """
         if self._resumes(request, request.absorbed):
-            self._take_logits(request, logits[-1])
-        elif request.absorbed == request.prompt_len and request.num_outputs == 0:
-            self._first_token(request, logits[-1])
-        elif not self._samples(request):
-            if request.keeps_logits and len(logits):
-                request.logits.extend(logits)
-            if request.absorbed == len(request.tokens):
-                self._finish(request, "replay")
+            return self._take_logits(request, logits[-1])
+        if request.absorbed == request.prompt_len and request.num_outputs == 0:
+            return self._first_token(request, logits[-1])
+        if request.is_stepwise:
+            return None
+        if request.keeps_logits:
+            request.logits.extend(logits)
+        return "replay" if request.absorbed == len(request.tokens) else None
 
-    def _first_token(self, request: Request, logits: torch.Tensor) -> None:
+    def _first_token(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
         request.first_token_at = self._clock.now()
         replay = request.spec.replay
-        if replay is not None and not request.spec.stepwise and len(replay):
+        if replay is not None and not request.is_stepwise and len(replay):
             if request.keeps_logits:
                 request.logits.append(logits)
             self._emit_all(request, replay)
-            return
+            return None
         if replay is not None and not len(replay):
-            self._finish(request, "replay")
-        elif replay is None and request.spec.sampling.max_new_tokens == 0:
-            self._finish(request, "prefill")
-        else:
-            self._take_logits(request, logits)
+            return "replay"
+        if replay is None and request.spec.sampling.max_new_tokens == 0:
+            return "prefill"
+        return self._take_logits(request, logits)
 
     def _emit_all(self, request: Request, replay: IntArray) -> None:
         """Take a recorded answer as a whole; it is absorbed by the next chunks."""
@@ -348,7 +375,9 @@ class Engine:
         logits = self._forward(spans, "decode")
         for request, rows in zip(ready, logits, strict=True):
             request.absorbed += 1
-            self._take_logits(request, rows[0])
+            reason = self._take_logits(request, rows[0])
+            if reason is not None:
+                self._finish(request, reason)
 
     def _reserve_decode(self, request: Request) -> bool:
         return request.lease is not None and self._reserve(request, request.absorbed + 1)
@@ -362,17 +391,15 @@ class Engine:
         self.num_passes[kind] += 1
         return self.backend.forward(Batch(spans, self.pools))
 
-    def _take_logits(self, request: Request, logits: torch.Tensor) -> None:
-        """Choose the next token, unless the last one ended the reply."""
+    def _take_logits(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
+        """Choose the next token and say it."""
         if request.keeps_logits:
             request.logits.append(logits)
         token = self._choose(request, logits)
         request.tokens.extend(np.array([token], dtype=np.int32))
         is_end = token in self._end_ids
         stopped = self._speak(request, token, is_end)
-        reason = self._finish_reason(request, is_end, stopped)
-        if reason is not None:
-            self._finish(request, reason)
+        return self._finish_reason(request, is_end, stopped)
 
     def _choose(self, request: Request, logits: torch.Tensor) -> int:
         if request.spec.replay is not None:

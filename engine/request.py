@@ -118,6 +118,7 @@ class Request:
     text: list[str] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     cancelled: bool = False
+    restarted: bool = False
 
     def __post_init__(self) -> None:
         self.tokens = TokenBuffer(self.spec.prompt)
@@ -140,9 +141,14 @@ class Request:
         return len(self.tokens) - self.absorbed
 
     @property
+    def is_stepwise(self) -> bool:
+        """Whether output comes token by token: sampled, or a recorded answer taken that way."""
+        return self.spec.replay is None or self.spec.stepwise
+
+    @property
     def decoding(self) -> bool:
         """Whether the next pass absorbs one sampled token."""
-        return self.num_outputs > 0 and self.pending == 1
+        return self.is_stepwise and self.num_outputs > 0 and self.pending == 1
 
     @property
     def keeps_logits(self) -> bool:

@@ -443,7 +443,7 @@ class Session:
         spec = RequestSpec(
             prompt=prompt.ids,
             namespace=self._host.namespace(record.tenant).digest(),
-            sampling=_sampling(options),
+            sampling=_sampling(options, self._host.max_len - len(prompt.ids)),
             begun_at=begun_at,
             finish=partial(self._finish, prompt),
             structural=prompt.structural,
@@ -492,7 +492,7 @@ class Session:
             tip=None if tip is None else tip.number,
             index=1 if prompt.tip is None else prompt.tip.index + 1,
             usage=result.usage,
-            miss=explain_miss(prompt, result.match, host.prompts, host.tokenizer),
+            explain=partial(explain_miss, prompt, result.match, host.prompts, host.tokenizer),
             verify=result.verify,
             logits=result.logits,
         )
@@ -506,10 +506,11 @@ class Session:
         return prompts.extend(prompt, reply, result.absorbed_len, message)
 
 
-def _sampling(options: CallOptions) -> SamplingParams:
+def _sampling(options: CallOptions, room: int) -> SamplingParams:
+    """The call's sampling; a reply ends where the model's limit leaves no more `room`."""
     stop = options.get("stop") or ()
     return SamplingParams(
-        max_new_tokens=options.get("max_new_tokens", 256),
+        max_new_tokens=min(options.get("max_new_tokens", 256), room),
         temperature=options.get("temperature", 0.0),
         top_p=options.get("top_p", 1.0),
         top_k=options.get("top_k", 0),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from agentcache.engine.verify import VerifyResult
@@ -53,7 +56,7 @@ class MissReport:
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Turn:
     """One finished call.
 
@@ -70,6 +73,14 @@ class Turn:
     tip: int | None
     index: int
     usage: Usage
-    miss: MissReport | None = None
+    explain: Callable[[], MissReport | None] = field(repr=False)
     verify: VerifyResult | None = None
-    logits: torch.Tensor | None = None
+    logits: torch.Tensor | None = field(default=None, repr=False)
+
+    @cached_property
+    def miss(self) -> MissReport | None:
+        """Why less than the prompt but for its last few tokens was reused; None where it was not.
+
+        Worked out when first asked for: finding the message may take a few renderings.
+        """
+        return self.explain()

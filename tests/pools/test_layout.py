@@ -82,6 +82,9 @@ def test_minimum_is_exact(kv: KVLayout, state: StateLayout, page_size: int) -> N
     assert refused.value.minimum_bytes == minimum
     sizes = divide_budget(kv, state, budget_bytes=minimum, page_size=page_size, max_running=4)
     assert sizes.total_bytes == minimum
+    assert sizes.num_pages == sizes.state_pages + 1
+    if state.specs:
+        assert (sizes.num_rows, sizes.num_staging) == (1, 1)
     works(kv, state, sizes)
 
 
@@ -113,6 +116,8 @@ def test_rows_are_fewer_where_they_would_crowd_out_the_pages() -> None:
     kv, state = layouts()
     row = 1024
     assert state.num_bytes == row
+    # two rows, two pages of checkpoint, one page of KV
+    assert minimum_of(kv, state, 4) == 2 * row + 3 * 512
     rich = divide_budget(kv, state, budget_bytes=400 * row, page_size=4, max_running=8)
     assert (rich.num_rows, rich.num_staging) == (8, 2)
     poor = divide_budget(kv, state, budget_bytes=20 * row, page_size=4, max_running=8)

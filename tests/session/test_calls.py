@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from testkit.models import idle_counts, micro_runtime
+from testkit.models import idle_counts, micro_config, micro_runtime, tokenizer
 
+from agentcache.engine.tiny_hybrid import build
 from agentcache.errors import (
     AmbiguousTip,
     HistoryMismatch,
@@ -21,9 +21,7 @@ from agentcache.errors import (
     UnknownTip,
     UnsupportedOption,
 )
-
-if TYPE_CHECKING:
-    from agentcache.runtime import Runtime
+from agentcache.runtime import Runtime
 
 SYSTEM = {"role": "system", "content": "You repair programs. " * 8}
 
@@ -192,6 +190,27 @@ def test_replay_stepwise_and_as_one_extension_give_the_same(runtime: Runtime) ->
     assert one.logits.shape == (len(one.ids), runtime.shape.vocab_size)
     error = (one.logits - steps.logits).abs().amax(1) / steps.logits.std(1)
     assert float(error.max()) < 1e-4
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 31, 32, 33, 34, 65])
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_recorded_answers_of_any_length_are_absorbed(
+    runtime: Runtime, length: int, stepwise: bool
+) -> None:
+    """Also those that leave one token, or none, for the last chunk of 32."""
+    answer = list(range(200, 200 + length))
+    prompt = list(range(100, 150))
+    session = runtime.session()
+    turn = session.generate(
+        prompt, replay=answer, stepwise=stepwise, verify=True, return_logits=True
+    )
+    assert turn.ids.tolist() == answer
+    assert turn.finish_reason == "replay"
+    assert turn.verify is not None
+    assert turn.verify.ok
+    assert turn.verify.positions == (0 if turn.logits is None else len(turn.logits)) == length
+    following = session.generate([*session.ids.tolist(), 7, 8], max_new_tokens=1)
+    assert following.usage.cached_tokens == len(session.ids) - 3 - (stepwise and length > 0)
 
 
 def test_logits_are_what_each_id_was_taken_from(runtime: Runtime) -> None:
@@ -395,6 +414,27 @@ def test_reply_that_outgrows_the_budget_fails_alone(make_runtime) -> None:  # ty
         runtime.session().generate([1, 2, 3], max_new_tokens=5000)
     assert runtime.stats()["leases"] == 0
     assert runtime.session().generate([1, 2, 3], max_new_tokens=1).usage.output_tokens == 1
+
+
+def test_prompt_that_fits_from_nothing_fits_after_a_hit(make_runtime) -> None:  # type: ignore[no-untyped-def]
+    """What it resumes from must not be in its way: it starts anew where it has to."""
+    runtime = make_runtime(budget="160KiB", page_size=16, max_running=1, prefill_chunk=64)
+    room = runtime.engine.pools.sizes.num_pages * 16
+    for length in range(room - 18, room - 2):
+        prompt = list(range(100, 100 + length))
+        runtime.clear()
+        served = [runtime.session().generate(prompt, max_new_tokens=2) for _ in range(3)]
+        assert len({tuple(turn.ids.tolist()) for turn in served}) == 1
+        for turn in served:
+            assert turn.usage.prompt_tokens == turn.usage.cached_tokens + turn.usage.computed_tokens
+
+
+def test_reply_ends_where_the_model_has_no_more_positions() -> None:
+    model = build(micro_config(max_position_embeddings=64))
+    with Runtime(model, tokenizer()) as runtime:
+        turn = runtime.session().generate(list(range(20, 80)), max_new_tokens=50)
+        assert turn.finish_reason == "length"
+        assert len(turn.ids) == 4
 
 
 def test_closed_runtime_refuses_calls_and_ends_those_under_way() -> None:

@@ -65,6 +65,9 @@ def test_data_on_a_lower_tier_is_no_boundary(kind: Kind) -> None:
     assert match.boundary == 0
     assert match.lens[kind] == 0
     assert match.vetoed_by is kind
+    inside = forest.tree.match(forest.root, ids(1, 2, 9), 3)
+    assert inside.known_len == 2
+    assert inside.lens[Kind.FULL] == (0 if kind is Kind.FULL else 2)
 
 
 def test_namespaces_share_nothing() -> None:
