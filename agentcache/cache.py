@@ -86,19 +86,19 @@ class HybridCache:
         key: Key,
         clock: Clock,
         metrics: Metrics,
+        min_gain: int = 1,
     ) -> None:
         self.tree = tree
         self.pools = pools
         self.metrics = metrics
         self._clock = clock
+        self._min_gain = min_gain
         self._order = EvictionOrder(key)
         self.refs = References(self._order.push)
         self.leases: set[Lease] = set()
         self.num_checkpoints = 0
         self._peak_pages = dict.fromkeys(Kind, 0)
         self._peak_total = 0
-
-    # -- acquire ---------------------------------------------------------------------------------
 
     def acquire(
         self,
@@ -136,7 +136,9 @@ class HybridCache:
             self._unlock(node)
             self.pools.rows.free(row)
             raise
-        plan = plan_checkpoints(match, structural, len(tokens)) if self._has_state else ()
+        plan: tuple[int, ...] = ()
+        if self._has_state:
+            plan = plan_checkpoints(match, structural, len(tokens), self._min_gain)
         lease = Lease(match, match.boundary, plan, row, table, node, structural)
         self._own(lease, own)
         self.leases.add(lease)
@@ -211,8 +213,6 @@ class HybridCache:
         node.superseded = False
         self._order.push(node)
 
-    # -- reserve ---------------------------------------------------------------------------------
-
     def reserve(self, lease: Lease, length: int) -> None:
         """Make room for the lease's sequence up to `length` tokens. Raises OutOfPages."""
         self._check(lease)
@@ -240,8 +240,6 @@ class HybridCache:
         while self.pools.pages.num_free < count:
             if not self.evict_one():
                 raise OutOfPages(count - self.pools.pages.num_free)
-
-    # -- commit ----------------------------------------------------------------------------------
 
     def commit(self, lease: Lease, tokens: IntArray, length: int, row: int) -> bool:
         """File `tokens[:length]` with the state in `row`, which has absorbed exactly those.
@@ -292,8 +290,6 @@ class HybridCache:
         self._note_peak()
         return True
 
-    # -- release ---------------------------------------------------------------------------------
-
     def release(self, lease: Lease) -> None:
         """Give back all that the lease holds; what it committed stays. Twice is a LeaseError."""
         self._check(lease)
@@ -329,8 +325,6 @@ class HybridCache:
     def _check(self, lease: Lease) -> None:
         if lease.released:
             raise LeaseError("the lease was released; acquire a new one")
-
-    # -- eviction --------------------------------------------------------------------------------
 
     def evict_one(self) -> bool:
         """Take the entry that should leave first; False if nothing idle is left."""
@@ -376,8 +370,6 @@ class HybridCache:
         gone = self.pools.pages.decref(pages)
         if len(gone):
             self.pools.on_free(gone)
-
-    # -- counts ----------------------------------------------------------------------------------
 
     def used_pages(self) -> dict[Kind, int]:
         """Pages held now, by kind; KV includes what running requests hold."""

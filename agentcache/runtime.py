@@ -25,7 +25,7 @@ from agentcache.session.prompts import PromptBuilder
 from agentcache.sessions.registry import Registry
 from agentcache.tree.key import Namespace
 from agentcache.tree.radix_tree import RadixTree
-from agentcache.types import Kind, ModelShape
+from agentcache.types import FEW_TOKENS, Kind, ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,9 +87,13 @@ class Runtime:
         self.registry: Registry[History] = Registry()
         self._fingerprint = fingerprint(model, self.tokenizer)
         self._metrics = Metrics()
-        self._pools = _make_pools(backend, self.config, poison)
+        given = self.config.budget_bytes
+        self._budget = _half_of_memory() if given is None else given
+        self._pools = _make_pools(backend, self.config, self._budget, poison)
         tree = RadixTree(_components(backend, self.config.page_size))
-        self._cache = HybridCache(tree, self._pools, key, self.clock, self._metrics)
+        self._cache = HybridCache(
+            tree, self._pools, key, self.clock, self._metrics, min_gain=FEW_TOKENS
+        )
         self.refs = self._cache.refs
         self._engine = Engine(
             backend,
@@ -124,8 +128,6 @@ class Runtime:
         loaded = load_model(name, dtype)
         return cls(loaded.model, loaded.tokenizer, cache=cache, **options)
 
-    # -- sessions ----------------------------------------------------------------------------------
-
     def session(
         self,
         id: str | None = None,
@@ -145,8 +147,6 @@ class Runtime:
     def namespace(self, tenant: str | None) -> Namespace:
         """The identity that prefixes of a tenant are kept under."""
         return Namespace(model=self._fingerprint, tenant=tenant)
-
-    # -- the engine --------------------------------------------------------------------------------
 
     def submit(self, spec: RequestSpec) -> Submission:
         """Queue a request. Raises RuntimeClosed, RequestTooLarge."""
@@ -195,8 +195,6 @@ class Runtime:
     ) -> None:
         self.close()
 
-    # -- counts ------------------------------------------------------------------------------------
-
     def stats(self) -> dict[str, Any]:
         """Counts and bytes at this moment; see the documentation for the keys."""
         return self.on_engine(self._stats)
@@ -208,7 +206,7 @@ class Runtime:
         leases = len(cache.leases)
         return {
             "bytes": self._bytes(),
-            "budget": self._pools.sizes.total_bytes,
+            "budget": self._budget,
             "held_bytes": self._pools.held_bytes(),
             "running": {"requests": leases, "bytes": leases * self._pools.row_bytes},
             "leases": leases,
@@ -276,12 +274,13 @@ def _components(backend: ModelBackend, page_size: int) -> list[Component]:
     return out
 
 
-def _make_pools(backend: ModelBackend, config: CacheConfig, poison: bool) -> TensorPools:
-    budget = config.budget_bytes
+def _make_pools(
+    backend: ModelBackend, config: CacheConfig, budget_bytes: int, poison: bool
+) -> TensorPools:
     sizes: PoolSizes = divide_budget(
         backend.kv_layout,
         backend.state_layout,
-        budget_bytes=_half_of_memory() if budget is None else budget,
+        budget_bytes=budget_bytes,
         page_size=config.page_size,
         max_running=config.max_running,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "FEW_TOKENS",
     "FinishReason",
     "IntArray",
     "Kind",
@@ -21,6 +22,10 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int32]
 """Token ids or slots, one dimension, int32."""
+
+FEW_TOKENS = 8
+"""What is always computed at the end of a prompt, and too little to be worth a checkpoint: the
+reply header and one more."""
 
 FinishReason = Literal["stop", "length", "replay", "prefill"]
 """Why a call ended: end id or stop string; max_new_tokens; recorded answer absorbed; no output."""

@@ -65,6 +65,10 @@ class PagedKVLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Point the layer at the sequences of one pass."""
         self._context = context
 
+    def unbind(self) -> None:
+        """Let go of the pass."""
+        self._context = None
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         return
 
@@ -104,6 +108,11 @@ class SlotStateLayer(LinearAttentionCacheLayerMixin):
         self._context = context
         self.conv = self._rows(context, "conv")
         self.recurrent = self._rows(context, "recurrent")
+
+    def unbind(self) -> None:
+        """Let go of the pass."""
+        self._context = None
+        self.conv = self.recurrent = _NO_STATE
 
     def _rows(self, context: ForwardContext, name: str) -> torch.Tensor:
         rows = context.rows

@@ -79,10 +79,9 @@ class Engine:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._arrivals = itertools.count()
         self._closed = threading.Event()
+        self._inbox_lock = threading.Lock()  # nothing enters the inbox once it was drained
         self._thread = threading.Thread(target=self._run, name="agentcache-engine", daemon=True)
         self._thread.start()
-
-    # -- from any thread ---------------------------------------------------------------------------
 
     def submit(self, spec: RequestSpec) -> Submission:
         """Queue a request. Its future gets what `spec.finish` returns, or the error.
@@ -125,9 +124,10 @@ class Engine:
 
     def close(self) -> None:
         """Fail what is under way with RuntimeClosed, give everything back and end the thread."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._inbox.put(None)
+        with self._inbox_lock:
+            if not self._closed.is_set():
+                self._closed.set()
+                self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -136,9 +136,10 @@ class Engine:
         return self._closed.is_set()
 
     def _post(self, command: Callable[[], None]) -> None:
-        if self._closed.is_set():
-            raise RuntimeClosed("the runtime is closed; load a new one")
-        self._inbox.put(command)
+        with self._inbox_lock:
+            if self._closed.is_set():
+                raise RuntimeClosed("the runtime is closed; load a new one")
+            self._inbox.put(command)
 
     def _seed(self, spec: RequestSpec) -> int:
         given = spec.sampling.seed
@@ -146,8 +147,9 @@ class Engine:
 
     def _cancel(self, request: Request) -> None:
         request.cancelled = True
-        if not self._closed.is_set():
-            self._inbox.put(lambda: None)  # wake the thread
+        with self._inbox_lock:
+            if not self._closed.is_set():
+                self._inbox.put(lambda: None)  # wake the thread
 
     def _check_size(self, spec: RequestSpec) -> None:
         length = len(spec.prompt) + (0 if spec.replay is None else len(spec.replay))
@@ -156,23 +158,31 @@ class Engine:
         if pages > size.num_pages:
             raise RequestTooLarge(pages * size.page_bytes, size.num_pages * size.page_bytes)
 
-    # -- the thread
-    # ----------------------------------------------------------------------------------
-
     def _run(self) -> None:
-        with torch.inference_mode():
-            while self._take_commands():
-                try:
-                    self._step()
-                except Exception as error:  # the one place that catches everything
-                    self._fail_all(error)
-        self._fail_all(RuntimeClosed("the runtime was closed while the call was under way"))
-        self._closed.set()
+        error: BaseException | None = None
+        try:
+            with torch.inference_mode():
+                while self._take_commands():
+                    try:
+                        self._step()
+                    except Exception as failure:  # the one place that catches everything
+                        self._fail_all(failure)
+        except BaseException as failure:  # what ends a thread must not leave its callers waiting
+            error = failure
+        finally:
+            self._drain(error)
+
+    def _drain(self, error: BaseException | None) -> None:
+        """Take no more commands; fail what is under way and what was sent."""
+        with self._inbox_lock:
+            self._closed.set()
         while not self._inbox.empty():
             command = self._inbox.get()
             if command is not None:
                 command()
-        self._fail_all(RuntimeClosed("the runtime was closed before the call began"))
+        closed = RuntimeClosed("the runtime was closed while the call was under way")
+        closed.__cause__ = error
+        self._fail_all(closed)
 
     def _take_commands(self) -> bool:
         """Do what callers sent; waits while there is nothing to compute. False: close."""
@@ -233,7 +243,7 @@ class Engine:
     def _restart(self, request: Request) -> None:
         """Start a request anew on an empty cache, once.
 
-        What it resumed from is held beside its own copy of the last page; from nothing it may fit.
+        What it found is held beside its own copies of the same positions; from nothing it may fit.
         """
         if request.lease is not None:
             self.cache.release(request.lease)
@@ -268,7 +278,7 @@ class Engine:
     def _alone(self, request: Request, short: OutOfPages) -> None:
         """Even alone the request does not fit, unless from nothing."""
         assert request.lease is not None
-        if request.lease.boundary and not request.restarted:
+        if not request.restarted:
             self._restart(request)
         else:
             self._fail(request, self._too_large(short))
@@ -280,8 +290,6 @@ class Engine:
         request.lease = None
         self._scheduler.suspend(request)
         self.cache.metrics.add("preempted", "requests")
-
-    # -- extend ----------------------------------------------------------------------------------
 
     def _extend(self) -> None:
         """One chunk of the prompt (or recorded answer) in progress."""
@@ -362,8 +370,6 @@ class Engine:
         text = "".join(request.detokenizer.push(i) for i in visible)
         self._say(request, tuple(replay.tolist()), text)
 
-    # -- decode ----------------------------------------------------------------------------------
-
     def _decode(self) -> None:
         """One token for everybody who has one sampled token to absorb."""
         ready = [r for r in self._scheduler.decoding() if self._reserve_decode(r)]
@@ -394,7 +400,7 @@ class Engine:
     def _take_logits(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
         """Choose the next token and say it."""
         if request.keeps_logits:
-            request.logits.append(logits)
+            request.logits.append(logits.clone())  # not a view that holds the whole batch
         token = self._choose(request, logits)
         request.tokens.extend(np.array([token], dtype=np.int32))
         is_end = token in self._end_ids
@@ -427,8 +433,6 @@ class Engine:
         if request.spec.emit is not None:
             request.spec.emit(ids, text)
 
-    # -- end -------------------------------------------------------------------------------------
-
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """File the last state, answer the caller, give the lease back."""
         lease = request.lease
@@ -451,6 +455,7 @@ class Engine:
         try:
             value = request.spec.finish(result)
         except Exception as error:  # the caller's own error, delivered to that caller
+            self.cache.refs.leave(result.ref)
             request.future.set_exception(error)
             return
         request.future.set_result(value)
@@ -471,9 +476,7 @@ class Engine:
             match=request.first_match,
             ref=ref,
             absorbed_len=request.absorbed,
-            logits=torch.stack(request.logits)
-            if request.spec.return_logits and request.logits
-            else None,
+            logits=_own_rows(request.logits) if request.spec.return_logits else None,
             verify=checked,
         )
 
@@ -530,3 +533,9 @@ class Engine:
     def _fail_all(self, error: Exception) -> None:
         for request in [*self._scheduler.running, *self._scheduler.waiting]:
             self._fail(request, error)
+
+
+def _own_rows(rows: list[torch.Tensor]) -> torch.Tensor | None:
+    """Rows as one ordinary tensor: one made in inference mode could not be changed by its owner."""
+    with torch.inference_mode(mode=False):
+        return torch.stack([row.clone() for row in rows]) if rows else None

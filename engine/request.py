@@ -57,8 +57,8 @@ class EngineResult:
     """What came of a request.
 
     ids: output ids. text: their text, without end id and without what a stop string cut off.
-    stopped_at: how many output ids belong to the history (all, but for a stop string). match: what
-    was known at the start. ref: the session's mark, held for the caller. logits: [len(ids), vocab].
+    match: what was known at the start. ref: the session's mark, held for the caller.
+    absorbed_len: tokens of prompt and output in the final state. logits: [len(ids), vocab].
     """
 
     ids: IntArray

@@ -27,15 +27,36 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        whole = ("max_new_tokens", "top_k")
+        for name in (*whole, "temperature", "top_p"):
+            value = getattr(self, name)
+            kind = int if name in whole else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise InvalidRequest(
+                    f"{name} is {value!r}; give a {'whole ' if name in whole else ''}number"
+                )
         checks = (
-            ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 0, "at least 0"),
-            ("temperature", self.temperature, self.temperature >= 0, "at least 0"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("top_k", self.top_k, self.top_k >= 0, "at least 0"),
+            ("max_new_tokens", self.max_new_tokens >= 0, "at least 0"),
+            ("temperature", self._is_temperature(), f"0, or from {_COLDEST} to {_HOTTEST}"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "at least 0"),
         )
-        for name, value, fine, wanted in checks:
+        for name, fine, wanted in checks:
             if not fine:
-                raise InvalidRequest(f"{name} is {value}; it has to be {wanted}")
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it has to be {wanted}")
+        if self.seed is not None and (
+            isinstance(self.seed, bool)
+            or not isinstance(self.seed, int)
+            or not -(2**63) <= self.seed < 2**63
+        ):
+            raise InvalidRequest(f"seed is {self.seed!r}; give a whole number of at most 63 bits")
+
+    def _is_temperature(self) -> bool:
+        return self.temperature == 0 or _COLDEST <= self.temperature <= _HOTTEST
+
+
+_COLDEST, _HOTTEST = 1e-3, 1e3
+"""Beyond these, float32 logits over the temperature are no numbers any more."""
 
 
 class Sampler:

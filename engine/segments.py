@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +144,8 @@ class Shield:
         used = set(shielding.template_private)
         for text in inputs:
             used.update(_private_chars(text))
-        free = [char for char in map(chr, range(0xE000, 0xF900)) if char not in used]
+        unused = (char for char in map(chr, range(0xE000, 0xF900)) if char not in used)
+        free = list(islice(unused, len(shielding.first_chars)))
         if len(free) < len(shielding.first_chars):
             raise InvalidRequest(
                 "the messages use every private-use character from U+E000 to U+F8FF, which leaves "

@@ -57,7 +57,11 @@ class TransformersBackend:
         context = ForwardContext(batch)
         for layer in self._layers:
             layer.bind(context)
-        logits = self._call(spans, context)
+        try:
+            logits = self._call(spans, context)
+        finally:
+            for layer in self._layers:
+                layer.unbind()  # no memory of a batch outlives its pass
         for span in spans:
             for capture in span.captures:
                 if capture.length == span.stop:

@@ -57,8 +57,6 @@ class TensorPools:
             for spec, at in zip(state.specs, state.offsets, strict=True)
         }
 
-    # -- the Pools protocol ------------------------------------------------------------------------
-
     @property
     def state_pages(self) -> int:
         return self.sizes.state_pages
@@ -91,9 +89,6 @@ class TensorPools:
             self._words(self._arena).view(torch.float32)[
                 torch.from_numpy(pages.astype("int64"))
             ] = math.nan
-
-    # -- views
-    # ---------------------------------------------------------------------------------------
 
     def copy_row(self, source: int, target: int) -> None:
         """Copy a running or staged state into another row."""

@@ -111,8 +111,6 @@ class Session:
         self._record = record
         self._detached = False
 
-    # -- calls -----------------------------------------------------------------------------------
-
     @overload
     def chat(
         self,
@@ -254,8 +252,6 @@ class Session:
         """`generate` for async callers."""
         return await self._arun(lambda: self._ids_prompt(ids, tip), options, stream)
 
-    # -- branches ----------------------------------------------------------------------------------
-
     def fork(self, id: str | None = None, *, tip: int | None = None) -> Session:
         """A new session that stands where this one does; shares everything, copies nothing.
 
@@ -292,8 +288,6 @@ class Session:
     def _leave(self, refs: Sequence[SessionRef]) -> None:
         if refs:
             self._host.on_engine(lambda: self._host.refs.leave_all(refs))
-
-    # -- life --------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
@@ -373,9 +367,6 @@ class Session:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"tips={list(self.tips)}"
         return f"Session({self.id!r}, {state})"
-
-    # -- the path of a call
-    # --------------------------------------------------------------------------
 
     def _chat_prompt(self, new: Sequence[Message], tools: Tools | None, tip: int | None) -> Prompt:
         self._record.check_open()

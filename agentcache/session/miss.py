@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentcache.session.turn import MissReason, MissReport
-from agentcache.types import Kind
+from agentcache.types import FEW_TOKENS, Kind
 
 if TYPE_CHECKING:
     from agentcache.engine.tokenizer import Tokenizer
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_miss"]
 
-_FEW = 8
-"""Tokens at the end of a prompt that are always computed: the reply header and one more."""
 _SHOWN = 12
 """Tokens of text shown on either side."""
 
@@ -28,7 +26,7 @@ def explain_miss(
 
     Only what the caller's own namespace and session hold enters the report.
     """
-    if len(prompt.ids) - match.boundary <= _FEW and not prompt.leaves_tip:
+    if len(prompt.ids) - match.boundary <= FEW_TOKENS and not prompt.leaves_tip:
         return None
     at, reason = _reason(prompt, match)
     known = prompt.tip.history.ids if prompt.tip is not None else prompt.ids[:0]
@@ -50,7 +48,7 @@ def _reason(prompt: Prompt, match: Match) -> tuple[int, MissReason]:
     tip = prompt.tip
     if tip is None:
         known = match.known_len
-        return known, "no_checkpoint" if known > match.boundary else "new"
+        return known, "no_checkpoint" if known - match.boundary > FEW_TOKENS else "new"
     if match.boundary < min(tip.history.frontier, prompt.shared_len) and not prompt.leaves_tip:
         return prompt.shared_len, "evicted"
     if prompt.leaves_tip:

@@ -262,8 +262,10 @@ class RadixTree:
 
     def drop(self, node: Node, kind: Kind, now: float) -> IntArray | None:
         """Detach one component's data from a node that stays; the slots, or None if it had none."""
-        node.evicted_at = now
-        return self._by_kind[kind].evict(node)
+        slots = self._by_kind[kind].evict(node)
+        if slots is not None:
+            node.evicted_at = now
+        return slots
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
