@@ -83,7 +83,7 @@ class Runtime:
         end_ids = self.tokenizer.end_ids(getattr(model, "generation_config", None))
         self.end_id = _end_id(tokenizer, end_ids)
         self.chat_format = ChatFormat(self.tokenizer, end_ids=end_ids)
-        self.prompts = PromptBuilder(self.chat_format, backend.shape.vocab_size)
+        self.prompts = PromptBuilder(self.chat_format, self.tokenizer, backend.shape.vocab_size)
         self.registry: Registry[History] = Registry()
         self._fingerprint = fingerprint(model, self.tokenizer)
         self._metrics = Metrics()
@@ -142,7 +142,8 @@ class Runtime:
         by the host program, never from a request. priority: higher runs first.
         """
         parent_id = parent.id if isinstance(parent, Session) else parent
-        return Session(self, self.registry.open(id, tenant, parent_id, priority))
+        record = self.registry.open(id, tenant, parent_id, priority)
+        return Session(self, record, is_unnamed=id is None)
 
     def namespace(self, tenant: str | None) -> Namespace:
         """The identity that prefixes of a tenant are kept under."""
@@ -155,6 +156,10 @@ class Runtime:
     def on_engine(self, function: Callable[[], T]) -> T:
         """Run a function on the engine thread between two steps. Raises RuntimeClosed."""
         return self._engine.call(function)
+
+    def on_engine_later(self, function: Callable[[], None]) -> None:
+        """Run a function on the engine thread some time soon. Raises RuntimeClosed."""
+        self._engine.post(function)
 
     @property
     def engine(self) -> Engine:

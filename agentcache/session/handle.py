@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
@@ -12,7 +16,13 @@ import numpy as np
 
 from agentcache.engine.request import EngineResult, RequestSpec
 from agentcache.engine.sampling import SamplingParams
-from agentcache.errors import InvalidRequest, PromptTooLong, UnsupportedOption
+from agentcache.errors import (
+    InvalidRequest,
+    PromptTooLong,
+    RuntimeClosed,
+    UnknownTip,
+    UnsupportedOption,
+)
 from agentcache.session.miss import explain_miss
 from agentcache.session.streams import TurnStream
 from agentcache.session.turn import Turn
@@ -94,6 +104,10 @@ class Host(Protocol):
         """Run a function on the engine thread and wait for it."""
         ...
 
+    def on_engine_later(self, function: Callable[[], None]) -> None:
+        """Run a function on the engine thread some time soon."""
+        ...
+
 
 class Session:
     """One agent's trajectory: keeps its history, its tips and its place in the cache.
@@ -106,10 +120,16 @@ class Session:
     ...     turn = s.chat([{"role": "tool", "content": "1 failed"}])
     """
 
-    def __init__(self, host: Host, record: SessionRecord[History]) -> None:
+    def __init__(
+        self, host: Host, record: SessionRecord[History], *, is_unnamed: bool = False
+    ) -> None:
         self._host = host
         self._record = record
         self._detached = False
+        # Nobody can ask for a session again whose id nobody was told: it ends with its handle.
+        self._collect = weakref.finalize(self, _collect, host, record) if is_unnamed else None
+        if self._collect is not None:
+            self._collect.atexit = False
 
     @overload
     def chat(
@@ -275,7 +295,7 @@ class Session:
         record.check_open()
         leaving = record.tip(tip)
         if leaving is None and to_turn != 0:
-            raise InvalidRequest(f"cannot rewind to turn {to_turn}: the session has no turns")
+            raise UnknownTip(f"there is no turn {to_turn}: the session has no turns yet")
         target = leaving.ancestor(to_turn) if leaving is not None and to_turn != 0 else None
         ref = None if target is None else self._hold(target)
         self._leave(record.stand_at(leaving, target, ref))
@@ -345,12 +365,16 @@ class Session:
 
     def close(self) -> None:
         """Drop the session's marks; later calls raise SessionClosed. A running call finishes."""
-        self._leave(self._record.close())
+        refs = self._record.close()
         self._host.registry.forget(self._record)
+        with suppress(RuntimeClosed):  # then the marks are gone with the cache they were in
+            self._leave(refs)
 
     def detach(self) -> None:
         """Keep the session for `rt.session(id)`, also past the end of a `with` block."""
         self._detached = True
+        if self._collect is not None:
+            self._collect.detach()
 
     def __enter__(self) -> Session:
         return self
@@ -424,12 +448,13 @@ class Session:
     ) -> Submission:
         """Make the prompt and queue the call; time to first token counts from here."""
         begun_at = self._host.clock.now()
+        _check_options(options)
         prompt = make()
         if stream is not None:
             stream.expect(self._host.prompts.reply_reader(prompt))
         record, tip = self._record, prompt.tip
         replay = self._replay_ids(prompt, options)
-        self._check_len(prompt, replay)
+        self._check_len(prompt, replay, options)
         verify = options.get("verify")
         spec = RequestSpec(
             prompt=prompt.ids,
@@ -462,8 +487,10 @@ class Session:
             return None
         return self._host.prompts.replay_ids(replay, prompt, self._host.end_id)
 
-    def _check_len(self, prompt: Prompt, replay: IntArray | None) -> None:
-        total = len(prompt.ids) + (1 if replay is None else len(replay))
+    def _check_len(self, prompt: Prompt, replay: IntArray | None, options: CallOptions) -> None:
+        """A reply may end early where the model's limit is, but it has to be able to begin."""
+        least = int(options.get("max_new_tokens", 256) != 0)
+        total = len(prompt.ids) + (least if replay is None else len(replay))
         if total > self._host.max_len:
             raise PromptTooLong(total, self._host.max_len)
 
@@ -472,7 +499,7 @@ class Session:
         host = self._host
         message = host.prompts.parse_reply(prompt, result.text)
         history = self._history(prompt, result, message)
-        tip, leaving = self._record.advance(prompt.tip, history, result.ref)
+        tip, leaving = self._record.advance(prompt.tip, prompt.shared_len, history, result.ref)
         host.refs.leave_all(leaving)
         self._record.count(result.usage.prompt_tokens, result.usage.cached_tokens)
         return Turn(
@@ -481,7 +508,7 @@ class Session:
             message=message,
             finish_reason=result.finish_reason,
             tip=None if tip is None else tip.number,
-            index=1 if prompt.tip is None else prompt.tip.index + 1,
+            index=1 if tip is None else tip.index,
             usage=result.usage,
             explain=partial(explain_miss, prompt, result.match, host.prompts, host.tokenizer),
             verify=result.verify,
@@ -491,23 +518,52 @@ class Session:
     def _history(self, prompt: Prompt, result: EngineResult, message: Message) -> History:
         """The trajectory after the turn; a reply cut by a stop string ends where its text does."""
         prompts = self._host.prompts
+        frontier = result.ref.frontier.node.end
+        if result.finish_reason == "prefill":
+            return prompts.extend(prompt, result.ids, frontier, None)
         reply = result.ids
         if result.stop_string is not None:
-            reply = prompts.text_ids(result.text)
-        return prompts.extend(prompt, reply, result.absorbed_len, message)
+            reply = prompts.cut_ids(reply, result.text)
+        return prompts.extend(prompt, reply, frontier, copy.deepcopy(dict(message)))
+
+
+def _check_options(options: CallOptions) -> None:
+    """Raises InvalidRequest for a name nobody knows, or a value that is no value of it."""
+    unknown = sorted(set(options) - set(CallOptions.__annotations__))
+    if unknown:
+        known = ", ".join(sorted(CallOptions.__annotations__))
+        raise InvalidRequest(f"unknown option {unknown[0]!r}; there are {known}")
+    verify = options.get("verify")
+    if verify is not None and not (isinstance(verify, (bool, int, float)) and 0 <= verify <= 1):
+        raise InvalidRequest(f"verify is {verify!r}; give True, False or a share from 0 to 1")
+    stop = options.get("stop") or ()
+    if not isinstance(stop, str) and not (
+        isinstance(stop, Sequence) and all(isinstance(text, str) for text in stop)
+    ):
+        raise InvalidRequest(f"stop is {stop!r}; give a text or a list of texts")
+
+
+def _collect(host: Host, record: SessionRecord[History]) -> None:
+    """Close a session whose handle was dropped; on whatever thread that happens to be."""
+    refs = record.close()
+    host.registry.forget(record)
+    if refs:
+        with suppress(RuntimeClosed):
+            host.on_engine_later(lambda: host.refs.leave_all(refs))
 
 
 def _sampling(options: CallOptions, room: int) -> SamplingParams:
     """The call's sampling; a reply ends where the model's limit leaves no more `room`."""
     stop = options.get("stop") or ()
-    return SamplingParams(
-        max_new_tokens=min(options.get("max_new_tokens", 256), room),
+    params = SamplingParams(
+        max_new_tokens=options.get("max_new_tokens", 256),
         temperature=options.get("temperature", 0.0),
         top_p=options.get("top_p", 1.0),
         top_k=options.get("top_k", 0),
         seed=options.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
     )
+    return replace(params, max_new_tokens=max(0, min(params.max_new_tokens, room)))
 
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

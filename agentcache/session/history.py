@@ -79,9 +79,9 @@ class TokenLog:
 class History:
     """A trajectory up to the end of a turn.
 
-    tokens: all of them. frontier: how many of them the model had absorbed. Where it was made of
-    messages: parts are its segments with their ids, messages the list with the reply, ends and
-    head_len what is known of their places. Where it was made of ids, parts is None.
+    tokens: all of them. frontier: how many of them the tree held when the turn ended. Where it was
+    made of messages: parts are its segments with their ids, messages the list, with the reply if
+    has_reply, ends and head_len what is known of their places. Made of ids, parts is None.
     """
 
     tokens: TokenLog
@@ -89,8 +89,12 @@ class History:
     head_len: int = 0
     parts: tuple[Encoded, ...] | None = None
     messages: tuple[Message, ...] = ()
+    has_reply: bool = False
     tools: tuple[Mapping[str, Any], ...] | None = None
     ends: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
     @property
     def ids(self) -> IntArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentcache.engine.messages import same_prefix
+from agentcache.engine.tokenizer import Detokenizer, Tokenizer
 from agentcache.errors import HistoryMismatch, InvalidRequest
 from agentcache.session.history import History, TokenLog
 from agentcache.tree.key import common_prefix_len
@@ -55,8 +57,9 @@ class Prompt:
 class PromptBuilder:
     """Makes prompts. Stateless but for the format; used on callers' threads."""
 
-    def __init__(self, chat_format: ChatFormat, vocab_size: int) -> None:
+    def __init__(self, chat_format: ChatFormat, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._format = chat_format
+        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
 
     def from_ids(self, ids: Sequence[int] | IntArray, tips: Iterable[SessionTip]) -> Prompt:
@@ -74,9 +77,19 @@ class PromptBuilder:
         tips: Sequence[SessionTip],
     ) -> Prompt:
         """A whole list: ids of what is equal to a tip's history are the tip's own."""
+        messages = own_messages(messages)
         extended = self._extended(messages, tools, tips)
         if extended is not None:
             return self.from_new(messages[len(extended.history.messages) :], tools, extended)
+        return self._whole(messages, tools, tips)
+
+    def _whole(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        tips: Sequence[SessionTip],
+    ) -> Prompt:
+        """The list rendered as a whole, with the ids of the tip that shares most of it."""
         rendered = self._format.render(messages, tools)
         encodings = [
             self._format.encode(rendered.segments, tip.history.parts or ()) for tip in tips
@@ -96,9 +109,9 @@ class PromptBuilder:
         fit = [
             tip
             for tip in tips
-            if tip.history.parts is not None
+            if tip.history.has_reply
             and 0 < len(tip.history.messages) < len(messages)
-            and list(tip.history.tools or ()) == list(tools or ())
+            and _same_tools(tools, tip.history.tools)
             and same_prefix(tip.history.messages, messages)
         ]
         return max(fit, key=lambda tip: len(tip.history.messages), default=None)
@@ -110,6 +123,7 @@ class PromptBuilder:
         tip: SessionTip | None,
     ) -> Prompt:
         """Messages to append to a tip's. Raises HistoryMismatch where the tip was made of ids."""
+        new = own_messages(new)
         if tip is None:
             return self.from_messages(new, tools, ())
         history = tip.history
@@ -119,6 +133,8 @@ class PromptBuilder:
                 "or give the whole list to complete()"
             )
         tools = history.tools if tools is None else tools
+        if not history.has_reply or not _same_tools(tools, history.tools):
+            return self._whole([*history.messages, *new], tools, (tip,))
         *before, reply = history.messages
         rendered = self._format.continue_history(
             history.parts, before, reply, new, tools, ends=history.ends
@@ -149,7 +165,7 @@ class PromptBuilder:
             encoding=encoding,
             rendered=rendered,
             messages=tuple(messages),
-            tools=None if tools is None else tuple(tools),
+            tools=None if tools is None else tuple(copy.deepcopy(list(tools))),
         )
 
     def _head_len(
@@ -195,30 +211,48 @@ class PromptBuilder:
             text, in_thinking=prompt.in_thinking, first_call=_num_calls(prompt.messages)
         )
 
-    def text_ids(self, text: str) -> IntArray:
-        """Ids of a reply's text, as the next prompt will hold it."""
-        return self._format.encode_reply(text)
+    def cut_ids(self, ids: IntArray, text: str) -> IntArray:
+        """Ids of a reply that a stop string cut down to `text`.
+
+        The sampled ones as far as their text lies before the cut, then what is left encoded.
+        """
+        reader, said, keep = Detokenizer(self._tokenizer), "", 0
+        for count, token in enumerate(ids.tolist(), start=1):
+            said += reader.push(token)
+            if not text.startswith(said):
+                break
+            # An unfinished character is not said yet: keep up to where the text is whole.
+            if said == self._tokenizer.decode(ids[:count].tolist(), skip_special=True):
+                keep = count
+        kept = self._tokenizer.decode(ids[:keep].tolist(), skip_special=True)
+        return np.concatenate([ids[:keep], self._format.encode_reply(text[len(kept) :])])
 
     def extend(
-        self, prompt: Prompt, reply: IntArray, absorbed_len: int, message: Message
+        self, prompt: Prompt, reply: IntArray, frontier: int, message: Message | None
     ) -> History:
-        """The history that a prompt and its reply make."""
-        if prompt.tip is not None and not prompt.leaves_tip:
-            new = np.concatenate([prompt.ids[prompt.shared_len :], reply])
-            tokens = prompt.tip.history.tokens.extend(new)
+        """The history that a prompt and its reply make; without a message, the prompt alone.
+
+        frontier: tokens up to which the tree holds it.
+        """
+        if prompt.encoding is None or prompt.rendered is None:
+            return History(_log(prompt, len(prompt.ids), reply), frontier)
+        if message is None:
+            # Without a reply, its header is no part of the conversation.
+            stop = prompt.rendered.reply_start
+            tokens = _log(prompt, prompt.encoding.offset(stop), reply)
+            parts = prompt.encoding.parts[:stop]
         else:
-            tokens = TokenLog(np.concatenate([prompt.ids, reply]))
-        frontier = min(absorbed_len, len(tokens))
-        if prompt.encoding is None:
-            return History(tokens, frontier)
+            tokens = _log(prompt, len(prompt.ids), reply)
+            parts = (*prompt.encoding.parts, *self._format.reply_parts(reply))
         return History(
             tokens=tokens,
-            frontier=frontier,
+            frontier=min(frontier, len(tokens)),
             head_len=prompt.head_len,
-            parts=(*prompt.encoding.parts, *self._format.reply_parts(reply)),
-            messages=(*prompt.messages, message),
+            parts=parts,
+            messages=prompt.messages if message is None else (*prompt.messages, message),
+            has_reply=message is not None,
             tools=prompt.tools,
-            ends=prompt.rendered.ends if prompt.rendered is not None else None,
+            ends=prompt.rendered.ends,
         )
 
     def message_at(self, prompt: Prompt, token: int) -> tuple[int, str] | None:
@@ -253,6 +287,35 @@ def check_ids(ids: Sequence[int] | IntArray, vocab_size: int) -> IntArray:
             f"token {at} is {array[at]}, outside the vocabulary of {vocab_size} ids"
         )
     return array.astype(np.int32)
+
+
+def own_messages(messages: Sequence[Message]) -> list[Message]:
+    """Copies that stay as they are, whatever the caller does to its own afterwards.
+
+    Raises InvalidRequest for no list, or none in it.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise InvalidRequest(
+            f"messages is a {type(messages).__name__}; give a list of dicts with role and content"
+        )
+    own = copy.deepcopy(list(messages))
+    if not own:
+        raise InvalidRequest("the list of messages is empty; give at least one message")
+    return own
+
+
+def _same_tools(
+    a: Sequence[Mapping[str, Any]] | None, b: Sequence[Mapping[str, Any]] | None
+) -> bool:
+    return list(a or ()) == list(b or ())
+
+
+def _log(prompt: Prompt, stop: int, reply: IntArray) -> TokenLog:
+    """Tokens of the prompt up to `stop` and the reply, in the tip's memory where it goes on."""
+    if prompt.tip is not None and not prompt.leaves_tip and prompt.shared_len <= stop:
+        new = np.concatenate([prompt.ids[prompt.shared_len : stop], reply])
+        return prompt.tip.history.tokens.extend(new)
+    return TokenLog(np.concatenate([prompt.ids[:stop], reply]))
 
 
 def _num_calls(messages: Sequence[Message]) -> int:

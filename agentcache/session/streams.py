@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import queue
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -28,6 +29,20 @@ class Delta:
     ids: tuple[int, ...]
 
 
+class _Feed:
+    """What passes from the engine thread to the stream."""
+
+    def __init__(self) -> None:
+        self.items: queue.SimpleQueue[tuple[tuple[int, ...], str] | None] = queue.SimpleQueue()
+        self.wake: Callable[[], None] | None = None
+
+    def put(self, item: tuple[tuple[int, ...], str] | None) -> None:
+        self.items.put(item)
+        wake = self.wake
+        if wake is not None:
+            wake()
+
+
 class TurnStream:
     """Iterate for deltas, with `for` or `async for`; `turn` is there at the end.
 
@@ -37,8 +52,7 @@ class TurnStream:
 
     def __init__(self) -> None:
         self._reader: ReplyReader | None = None
-        self._queue: queue.SimpleQueue[tuple[tuple[int, ...], str] | None] = queue.SimpleQueue()
-        self._wake: Callable[[], None] | None = None
+        self._feed = _Feed()
         self._future: Future[Turn] | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._done = False
@@ -51,17 +65,14 @@ class TurnStream:
         """Bind the stream to its call."""
         self._future = future
         self._cancel = cancel
-        future.add_done_callback(lambda _: self._put(None))
+        feed = self._feed
+        future.add_done_callback(lambda _: feed.put(None))
 
-    def emit(self, ids: tuple[int, ...], text: str) -> None:
-        """Called on the engine thread with what is new."""
-        self._put((ids, text))
-
-    def _put(self, item: tuple[tuple[int, ...], str] | None) -> None:
-        self._queue.put(item)
-        wake = self._wake
-        if wake is not None:
-            wake()
+    @property
+    def emit(self) -> Callable[[tuple[int, ...], str], None]:
+        """What the engine is to call with what is new. It does not keep the stream alive."""
+        feed = self._feed
+        return lambda ids, text: feed.put((ids, text))
 
     @property
     def turn(self) -> Turn:
@@ -79,38 +90,43 @@ class TurnStream:
         """The same, for async callers."""
         self.close()
 
-    def __iter__(self) -> Iterator[Delta]:
+    def __iter__(self) -> TurnStream:
+        return self
+
+    def __next__(self) -> Delta:
         while not self._done:
-            delta = self._take(self._queue.get())
+            delta = self._take(self._feed.items.get())
             if delta is not None:
-                yield delta
+                return delta
+        raise StopIteration
 
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self._aiter()
+    def __aiter__(self) -> TurnStream:
+        return self
 
-    async def _aiter(self) -> AsyncIterator[Delta]:
+    async def __anext__(self) -> Delta:
+        while not self._done:
+            delta = self._take(await self._next_item())
+            if delta is not None:
+                return delta
+        raise StopAsyncIteration
+
+    async def _next_item(self) -> tuple[tuple[int, ...], str] | None:
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(ready.set)
 
-        self._wake = wake
+        self._feed.wake = wake
         try:
-            while not self._done:
+            while True:
                 try:
-                    item = self._queue.get_nowait()
+                    return self._feed.items.get_nowait()
                 except queue.Empty:
                     await ready.wait()
                     ready.clear()
-                    continue
-                delta = self._take(item)
-                if delta is not None:
-                    yield delta
         finally:
-            self._wake = None
-            if not self._done:
-                self.close()
+            self._feed.wake = None
 
     def _take(self, item: tuple[tuple[int, ...], str] | None) -> Delta | None:
         """A delta for an item of the queue; the end flushes what was held back."""

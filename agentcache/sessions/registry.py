@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Registry", "SessionRecord", "Tip"]
 
-H = TypeVar("H")
+H = TypeVar("H", bound=Sized)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,21 +96,26 @@ class SessionRecord(Generic[H]):
             return next(iter(self._tips.values()), None)
 
     def advance(
-        self, parent: Tip[H] | None, history: H, ref: SessionRef
+        self, base: Tip[H] | None, shared_len: int, history: H, ref: SessionRef
     ) -> tuple[Tip[H] | None, list[SessionRef]]:
-        """A turn from `parent` ended. Returns the new tip and the marks to leave.
+        """A turn that began at tip `base` ended. Returns the new tip and the marks to leave.
 
-        Parallel turns on one parent leave one tip each. On a session closed meanwhile there is no
-        new tip, and the turn's own mark is to be left.
+        The new tip takes the place of `base`, also where it shares only the first `shared_len`
+        tokens of it; its path goes on from the last turn that it shares whole. Parallel turns on
+        one tip leave one tip each. On a session closed meanwhile there is no new tip, and the
+        turn's own mark is to be left.
         """
         with self._lock:
             if self.closed:
                 return None, [ref]
             self._numbers += 1
+            parent = base
+            while parent is not None and len(parent.history) > shared_len:
+                parent = parent.parent
             index = 1 if parent is None else parent.index + 1
             tip = Tip(self._numbers, index, history, ref, parent)
             self._tips[tip.number] = tip
-            gone = None if parent is None else self._tips.pop(parent.number, None)
+            gone = None if base is None else self._tips.pop(base.number, None)
             return tip, [] if gone is None else [gone.ref]
 
     def stand_at(
@@ -168,12 +174,22 @@ class Registry(Generic[H]):
     def open(
         self, id: str | None, tenant: str | None, parent: str | None, priority: int
     ) -> SessionRecord[H]:
-        """The open session of that id, or a new one; without an id always a new one."""
+        """The open session of that id, or a new one; without an id always a new one.
+
+        A priority given for an open session is its priority from now on. Raises SessionError for
+        another parent than it has.
+        """
         with self._lock:
             self._generation += 1
             name = f"session-{self._generation}" if id is None else id
             record = self._records.get((tenant, name))
-            if record is None or record.closed:
+            if record is not None and not record.closed:
+                if parent not in (None, record.parent):
+                    raise SessionError(
+                        f"session {name!r} is open with parent {record.parent!r}, not {parent!r}"
+                    )
+                record.priority = priority or record.priority
+            else:
                 record = SessionRecord(name, tenant, self._generation, parent, priority)
                 self._records[tenant, name] = record
             return record

@@ -130,7 +130,7 @@ def test_a_block_that_can_be_no_call_any_more_is_not_held_back():
     for block in (
         "<tool_call>[",
         '<tool_call>{"name": "f"} x',
-        '<tool_call>{"nome": "f"}</tool_call>',
+        '<tool_call>{"names": "f"}</tool_call>',
     ):
         assert ReplyReader().push(f"a {block}").content == f"a {block}"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +79,61 @@ def test_sampled_ids_are_kept_where_the_tokenizer_would_merge_them(runtime: Runt
     second = session.complete(messages, max_new_tokens=1)
     assert second.usage.cached_tokens == first.usage.prompt_tokens + 3
     assert session.ids[first.usage.prompt_tokens :][:2].tolist() == list(newline * 2)
+
+
+def test_edit_of_a_message_in_place_reaches_the_model(runtime: Runtime) -> None:
+    """Frameworks blank an old tool output in the very dict that they passed before."""
+    session = runtime.session()
+    messages = [dict(SYSTEM), user("alpha beta gamma delta")]
+    turn = session.complete(messages, max_new_tokens=3)
+    turn.message["content"] = "rewritten"
+    messages[1]["content"] = "[elided]"
+    messages += [turn.message, user("Go on")]
+    second = session.complete(messages, max_new_tokens=1)
+    text = runtime.tokenizer.decode(session.ids.tolist())
+    assert "[elided]" in text
+    assert "rewritten" in text
+    assert "alpha" not in text
+    assert second.miss is not None
+    assert second.miss.reason == "diverged"
+
+
+def test_tools_given_on_a_later_turn_are_in_the_prompt(runtime: Runtime) -> None:
+    def tool(name: str) -> dict[str, object]:
+        return {"type": "function", "function": {"name": name, "parameters": {}}}
+
+    session = runtime.session()
+    session.chat([SYSTEM, user("Hi")], tools=[tool("first_tool")], max_new_tokens=2)
+    kept = session.chat([user("Go on")], max_new_tokens=2)
+    assert kept.usage.computed_tokens < 30
+    session.chat([user("Now this")], tools=[tool("second_tool")], max_new_tokens=2)
+    text = runtime.tokenizer.decode(session.ids.tolist())
+    assert "second_tool" in text
+    assert "first_tool" not in text
+
+
+def test_chat_after_a_prefill_has_no_empty_reply_between(runtime: Runtime) -> None:
+    session = runtime.session()
+    session.chat([SYSTEM, user("Read this first.")], max_new_tokens=0)
+    assert [message["role"] for message in session.messages] == ["system", "user"]
+    turn = session.chat([user("Then this.")], max_new_tokens=2, verify=True)
+    roles = [message["role"] for message in session.messages]
+    assert roles == ["system", "user", "user", "assistant"]
+    assert turn.usage.cached_tokens > 40
+    assert turn.verify is not None
+    assert turn.verify.ok
+
+
+def test_regenerated_reply_takes_the_place_of_the_first(runtime: Runtime) -> None:
+    session = runtime.session()
+    session.chat([user("one")], max_new_tokens=3)
+    messages = [*session.messages, user("two")]
+    first = session.complete(messages, max_new_tokens=3)
+    again = session.complete(messages, max_new_tokens=3, temperature=1.0, seed=5)
+    assert first.index == again.index == 2
+    assert len(session.tips) == 1
+    session.rewind(1)
+    assert len(session.messages) == 2
 
 
 def test_what_frameworks_do_to_a_reply_does_not_cost_its_reuse(runtime: Runtime) -> None:
@@ -499,6 +556,52 @@ def test_marked_message_is_a_boundary_at_first_sight(runtime: Runtime) -> None:
     first = runtime.session().complete([SYSTEM, shared, user("a")], max_new_tokens=2)
     second = runtime.session().complete([SYSTEM, shared, user("b")], max_new_tokens=2)
     assert second.usage.cached_tokens > first.usage.prompt_tokens - 20
+
+
+def test_dropped_stream_stops_the_work(runtime: Runtime) -> None:
+    session = runtime.session()
+    for _ in session.chat([user("Hi")], max_new_tokens=100_000, stream=True):
+        break
+    while runtime.stats()["leases"]:
+        pass
+    assert session.tips == ()
+
+
+def test_unnamed_session_ends_with_its_handle(runtime: Runtime) -> None:
+    for _ in range(5):
+        runtime.session().generate([5, 6, 7], max_new_tokens=1)
+    kept = runtime.session()
+    kept.generate([5, 6, 7], max_new_tokens=1)
+    kept.detach()
+    name = kept.id
+    del kept
+    gc.collect()
+    assert runtime.stats()["sessions"]["open"] == 1
+    assert runtime.session(name).tips != ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 5},
+        {"verify": 7},
+        {"max_new_tokens": 2.5},
+        {"max_new_tokens": "3"},
+        {"temperature": float("inf")},
+        {"temperature": 1e-44},
+        {"temperature": float("nan")},
+        {"top_k": 1.5},
+        {"seed": "x"},
+        {"seed": 2**70},
+        {"stop": 5},
+        {"stop": [b"x"]},
+    ],
+    ids=str,
+)
+def test_option_that_makes_no_sense_is_refused(runtime: Runtime, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        runtime.session().generate([1, 2, 3], **options)
+    assert runtime.stats()["leases"] == 0
 
 
 def test_background_share_of_verification_is_counted(make_runtime) -> None:  # type: ignore[no-untyped-def]

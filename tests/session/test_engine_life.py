@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import pytest
 from testkit.helpers import check
 from testkit.models import idle_counts
 
-from agentcache.errors import RequestCancelled
+from agentcache.errors import RequestCancelled, RuntimeClosed
+from agentcache.pools.tensors import TensorPools
 from agentcache.session import Turn
 
 if TYPE_CHECKING:
@@ -126,6 +128,43 @@ def test_cancel_at_any_pass_gives_everything_back(runtime: Runtime) -> None:
     assert cancelled >= 5
     runtime.clear()
     assert set(idle_counts(runtime).values()) == {0}
+
+
+def test_end_of_the_engine_thread_leaves_nobody_waiting(make_runtime: Any) -> None:
+    runtime = make_runtime()
+
+    def end(batch: Batch) -> list[torch.Tensor]:
+        raise SystemExit("the thread ends")
+
+    runtime.engine.backend.forward = end
+    with pytest.raises(RuntimeClosed) as failure:
+        call(runtime)
+    assert isinstance(failure.value.__cause__, SystemExit)
+    with pytest.raises(RuntimeClosed):
+        runtime.stats()
+
+
+def test_error_while_the_turn_is_made_fails_that_call_and_leaves_no_reference(
+    runtime: Runtime,
+) -> None:
+    session = runtime.session("named")
+    undo = failing(runtime.prompts, "extend", 1)
+    with pytest.raises(Injected):
+        session.generate(PROMPT, max_new_tokens=2)
+    undo()
+    nodes = runtime.on_engine(lambda: list(runtime.cache.tree.nodes()))
+    assert sum(node.refs for node in nodes) == 0
+    assert session.tips == ()
+    assert session.generate(PROMPT, max_new_tokens=2).index == 1
+
+
+def test_nothing_of_a_verified_call_stays_in_memory(runtime: Runtime) -> None:
+    call(runtime, verify=True)
+    gc.collect()
+    pools = [found for found in gc.get_objects() if type(found) is TensorPools]
+    assert runtime.cache.pools in pools
+    ours = [p for p in pools if p is runtime.cache.pools or p.sizes.num_rows == 1]
+    assert ours == [runtime.cache.pools]
 
 
 def test_cancelled_task_stops_the_work(runtime: Runtime) -> None:

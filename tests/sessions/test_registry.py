@@ -22,7 +22,7 @@ def opened(registry: Registry[str] | None = None, id: str | None = "a") -> Sessi
 
 
 def turn(record: SessionRecord[str], parent: Tip[str] | None, history: str) -> Tip[str]:
-    tip, _ = record.advance(parent, history, mark())
+    tip, _ = record.advance(parent, 99, history, mark())
     assert tip is not None
     return tip
 
@@ -55,7 +55,7 @@ def test_closed_id_opened_again_is_a_new_generation() -> None:
     assert second.tips() == ()
     # a late finish of the old session's call touches neither
     late = mark()
-    assert first.advance(tip, "late", late) == (None, [late])
+    assert first.advance(tip, 99, "late", late) == (None, [late])
     assert second.tips() == first.tips() == ()
 
 
@@ -92,22 +92,35 @@ def test_turn_replaces_its_tip_and_gives_up_its_mark() -> None:
     record = opened()
     assert record.tip(None) is None
     first_mark = mark()
-    first, left = record.advance(None, "one", first_mark)
+    first, left = record.advance(None, 0, "one", first_mark)
     assert first is not None
     assert left == []
     assert record.tip(None) is first
-    second, left = record.advance(first, "two", mark())
+    second, left = record.advance(first, 99, "two", mark())
     assert second is not None
     assert left == [first_mark]
     assert record.tips() == (second,)
     assert (second.index, second.parent, second.history) == (2, first, "two")
 
 
+def test_turn_that_leaves_its_tip_goes_on_from_the_last_turn_it_shares_whole() -> None:
+    record = opened()
+    first = turn(record, None, "one ")
+    second = turn(record, first, "one two ")
+    regenerated, left = record.advance(second, len("one t"), "one tea", mark())
+    assert regenerated is not None
+    assert (regenerated.index, regenerated.parent) == (2, first)
+    assert left == [second.ref]
+    elsewhere, _ = record.advance(regenerated, 2, "on", mark())
+    assert elsewhere is not None
+    assert (elsewhere.index, elsewhere.parent) == (1, None)
+
+
 def test_parallel_turns_on_one_tip_leave_one_tip_each() -> None:
     record = opened()
     first = turn(record, None, "one")
-    a, left_a = record.advance(first, "a", mark())
-    b, left_b = record.advance(first, "b", mark())
+    a, left_a = record.advance(first, 99, "a", mark())
+    b, left_b = record.advance(first, 99, "b", mark())
     assert a is not None
     assert b is not None
     assert record.tips() == (a, b)
