@@ -52,11 +52,11 @@ class ForwardContext:
 _NO_SLOTS = torch.empty(0, dtype=torch.int64)
 
 
-class PagedKVLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class PagedKVLayer(CacheLayerMixin):
     """Attention KV in token slots of the arena."""
 
     def __init__(self, layer_idx: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.layer_idx = layer_idx
         self._context: ForwardContext | None = None
         self.is_initialized = True

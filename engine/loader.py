@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as hf_logging
 
 from agentcache.engine.families import family_of
 from agentcache.engine.tiny_hybrid import EMBEDDED_MODELS, hybrid_path
 from agentcache.errors import ModelNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from agentcache.engine.tokenizer import Tokenizer
@@ -46,8 +49,10 @@ def load_model(name: str | Path, dtype: torch.dtype | None = None) -> LoadedMode
             "folder with config.json and weights, or a Hub id that has been downloaded"
         ) from error
     family_of(config.model_type)
+    quiet = _without_bar() if str(name) in EMBEDDED_MODELS else nullcontext()
     try:
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype or "auto")
+        with quiet:
+            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype or "auto")
         tokenizer = AutoTokenizer.from_pretrained(where)
     except (OSError, ValueError) as error:
         raise ModelNotFound(
@@ -55,6 +60,18 @@ def load_model(name: str | Path, dtype: torch.dtype | None = None) -> LoadedMode
             "download it again"
         ) from error
     return LoadedModel(model, tokenizer)
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """No progress bar for a model that is there in a moment."""
+    was_enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            hf_logging.enable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:
