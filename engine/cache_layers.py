@@ -56,7 +56,7 @@ class PagedKVLayer(CacheLayerMixin):
     """Attention KV in token slots of the arena."""
 
     def __init__(self, layer_idx: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.layer_idx = layer_idx
         self._context: ForwardContext | None = None
         self.is_initialized = True
