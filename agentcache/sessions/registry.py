@@ -168,7 +168,7 @@ class Registry(Generic[H]):
 
     def __init__(self) -> None:
         self._records: dict[tuple[str | None, str], SessionRecord[H]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handle may be collected while it is held
         self._generation = 0
 
     def open(

@@ -1,0 +1,409 @@
+"""What one step of the engine does: acquire, extend one prompt, decode everybody, finish."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from agentcache.cache import HybridCache, OutOfPages
+from agentcache.engine.backend import Batch, Capture, ModelBackend, Span
+from agentcache.engine.request import EngineResult, Request
+from agentcache.engine.scheduler import Scheduler
+from agentcache.engine.verify import ColdRun, VerifyResult, cold_run, compare
+from agentcache.errors import RequestCancelled, RequestTooLarge
+from agentcache.types import FinishReason, IntArray, Usage
+
+if TYPE_CHECKING:
+    from agentcache.clock import Clock
+    from agentcache.pools.tensors import TensorPools
+
+__all__ = ["Stepper"]
+
+
+class Stepper:
+    """Moves requests on, on the engine thread; knows nothing of threads itself.
+
+    An error of the backend or the cache is raised from `step`; the caller then has `fail_all` give
+    everything back.
+    """
+
+    def __init__(
+        self,
+        backend: ModelBackend,
+        pools: TensorPools,
+        cache: HybridCache,
+        *,
+        end_ids: frozenset[int],
+        chunk_len: int,
+        clock: Clock,
+    ) -> None:
+        self.backend = backend
+        self.pools = pools
+        self.cache = cache
+        self.num_passes = {"extend": 0, "decode": 0}
+        self._end_ids = end_ids
+        self._chunk_len = chunk_len
+        self._clock = clock
+        self._scheduler = Scheduler(chunk_len, len(pools.staging_rows))
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not (self._scheduler.waiting or self._scheduler.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._scheduler.add(request)
+
+    def check_fits(self, length: int) -> None:
+        """Raises RequestTooLarge for a sequence of that length, if it can never fit."""
+        size = self.pools.sizes
+        pages = -(-length // size.page_size) if self.backend.kv_layout.specs else 0
+        if pages > size.num_pages:
+            raise RequestTooLarge(pages * size.page_bytes, size.num_pages * size.page_bytes)
+
+    def step(self) -> None:
+        """One chunk of one prompt, and one token for all who decode."""
+        self._drop_cancelled()
+        self._acquire()
+        self._extend()
+        self._decode()
+
+    def _drop_cancelled(self) -> None:
+        for request in [*self._scheduler.running, *self._scheduler.waiting]:
+            if request.cancelled:
+                self._fail(request, RequestCancelled("the call was cancelled by its caller"))
+
+    def _acquire(self) -> None:
+        """Give leases to waiting requests while rows and pages last."""
+        while (request := self._scheduler.next_waiting()) and self.pools.rows.num_free:
+            spec = request.spec
+            try:
+                lease = self.cache.acquire(
+                    spec.namespace,
+                    request.tokens.array,
+                    structural=spec.structural,
+                    cursor=spec.cursor,
+                    known_len=spec.known_len,
+                )
+            except OutOfPages as short:
+                self._short(request, short)
+                return
+            request.lease = lease
+            request.absorbed = lease.boundary
+            if request.first_match is None:
+                request.first_match = lease.match
+                request.cached_len = min(lease.boundary, request.prompt_len)
+            self._scheduler.start(request)
+
+    def _short(self, request: Request, short: OutOfPages) -> None:
+        """A waiting request cannot be acquired: wait for others, or fail alone."""
+        if self._scheduler.running:
+            self._scheduler.block()
+        elif not request.restarted:
+            self._restart(request)
+        else:
+            self._fail(request, self._too_large(short))
+
+    def _restart(self, request: Request) -> None:
+        """Start a request anew on an empty cache, once.
+
+        What it found is held beside its own copies of the same positions; from nothing it may fit.
+        """
+        if request.lease is not None:
+            self.cache.release(request.lease)
+            request.lease = None
+            self._scheduler.suspend(request)
+        request.restarted = True
+        request.first_match = None
+        request.absorbed = 0
+        self.cache.clear()
+
+    def _too_large(self, short: OutOfPages) -> RequestTooLarge:
+        size = self.pools.sizes
+        total = size.num_pages * size.page_bytes
+        return RequestTooLarge(total + short.missing * size.page_bytes, total)
+
+    def _reserve(self, request: Request, length: int) -> bool:
+        """Room for `length` tokens, others giving way from the latest on. False: it gave way."""
+        while True:
+            assert request.lease is not None
+            try:
+                self.cache.reserve(request.lease, length)
+                return True
+            except OutOfPages as short:
+                if len(self._scheduler.running) == 1:
+                    self._alone(request, short)
+                    return False
+                victim = self._scheduler.victim()
+                self._suspend(victim)
+                if victim is request:
+                    return False
+
+    def _alone(self, request: Request, short: OutOfPages) -> None:
+        """Even alone the request does not fit, unless from nothing."""
+        assert request.lease is not None
+        if not request.restarted:
+            self._restart(request)
+        else:
+            self._fail(request, self._too_large(short))
+
+    def _suspend(self, request: Request) -> None:
+        """Publish what the request has and take its memory; it is acquired anew later."""
+        assert request.lease is not None
+        self.cache.suspend(request.lease, request.tokens.array, request.absorbed)
+        request.lease = None
+        self._scheduler.suspend(request)
+        self.cache.metrics.add("preempted", "requests")
+
+    def _extend(self) -> None:
+        """One chunk of the prompt (or recorded answer) in progress."""
+        chunk = self._scheduler.next_chunk()
+        if chunk is None or not self._reserve(chunk.request, chunk.stop):
+            return
+        request, lease = chunk.request, chunk.request.lease
+        assert lease is not None
+        captures = tuple(
+            Capture(length, row)
+            for length, row in zip(chunk.captures, self.pools.staging_rows, strict=False)
+        )
+        span = Span(
+            request.tokens.array[chunk.start : chunk.stop],
+            chunk.start,
+            lease.table,
+            lease.row,
+            logits_at=self._wanted(request, chunk.start, chunk.stop),
+            captures=captures,
+        )
+        logits = self._forward((span,), "extend")[0]
+        request.absorbed = chunk.stop
+        reason = self._after_extend(request, logits)  # the first token does not wait for filing
+        for capture in captures:
+            self.cache.commit(lease, request.tokens.array, capture.length, capture.row)
+        if reason is not None:
+            self._finish(request, reason)
+
+    def _wanted(self, request: Request, start: int, stop: int) -> tuple[int, ...]:
+        """Indices in [start, stop) whose logits are needed: of the last prompt token, and of every
+        token after it but the last output, where they are kept."""
+        first = request.prompt_len - 1 + len(request.logits)  # what a pre-empted run has is kept
+        last = request.prompt_len - 1
+        if request.keeps_logits:
+            last = max(last, len(request.tokens) - 2)
+        if self._resumes(request, stop):
+            last = len(request.tokens) - 1
+            first = max(first, last)
+        return tuple(range(max(first, start) - start, min(last + 1, stop) - start))
+
+    def _resumes(self, request: Request, stop: int) -> bool:
+        """Whether this chunk ends a pre-empted request's way back to where it was sampling."""
+        return request.is_stepwise and request.num_outputs > 0 and stop == len(request.tokens)
+
+    def _after_extend(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
+        """Where the prompt or a way back has been absorbed, the next token is due.
+
+        Returns why the request is over, if it is; as the following functions do.
+        """
+        if self._resumes(request, request.absorbed):
+            return self._take_logits(request, logits[-1])
+        if request.absorbed == request.prompt_len and request.num_outputs == 0:
+            return self._first_token(request, logits[-1])
+        if request.is_stepwise:
+            return None
+        if request.keeps_logits:
+            request.logits.extend(logits)
+        return "replay" if request.absorbed == len(request.tokens) else None
+
+    def _first_token(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
+        request.first_token_at = self._clock.now()
+        replay = request.spec.replay
+        if replay is not None and not request.is_stepwise and len(replay):
+            if request.keeps_logits:
+                request.logits.append(logits)
+            self._emit_all(request, replay)
+            return None
+        if replay is not None and not len(replay):
+            return "replay"
+        if replay is None and request.spec.sampling.max_new_tokens == 0:
+            return "prefill"
+        return self._take_logits(request, logits)
+
+    def _emit_all(self, request: Request, replay: IntArray) -> None:
+        """Take a recorded answer as a whole; it is absorbed by the next chunks."""
+        request.tokens.extend(replay)
+        visible = [i for i in replay.tolist() if i not in self._end_ids]
+        text = "".join(request.detokenizer.push(i) for i in visible)
+        self._say(request, tuple(replay.tolist()), text)
+
+    def _decode(self) -> None:
+        """One token for everybody who has one sampled token to absorb."""
+        ready = [r for r in self._scheduler.decoding() if self._reserve_decode(r)]
+        # A later reservation may have taken an earlier request's lease.
+        ready = [r for r in ready if r.lease is not None]
+        if not ready:
+            return
+        spans = tuple(self._decode_span(request) for request in ready)
+        logits = self._forward(spans, "decode")
+        for request, rows in zip(ready, logits, strict=True):
+            request.absorbed += 1
+            reason = self._take_logits(request, rows[0])
+            if reason is not None:
+                self._finish(request, reason)
+
+    def _reserve_decode(self, request: Request) -> bool:
+        return request.lease is not None and self._reserve(request, request.absorbed + 1)
+
+    def _decode_span(self, request: Request) -> Span:
+        assert request.lease is not None
+        ids = request.tokens.array[request.absorbed : request.absorbed + 1]
+        return Span(ids, request.absorbed, request.lease.table, request.lease.row, logits_at=(0,))
+
+    def _forward(self, spans: tuple[Span, ...], kind: str) -> list[torch.Tensor]:
+        self.num_passes[kind] += 1
+        return self.backend.forward(Batch(spans, self.pools))
+
+    def _take_logits(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
+        """Choose the next token and say it."""
+        if request.keeps_logits:
+            request.logits.append(logits.clone())  # not a view that holds the whole batch
+        token = self._choose(request, logits)
+        request.tokens.extend(np.array([token], dtype=np.int32))
+        is_end = token in self._end_ids
+        stopped = self._speak(request, token, is_end)
+        return self._finish_reason(request, is_end, stopped)
+
+    def _choose(self, request: Request, logits: torch.Tensor) -> int:
+        if request.spec.replay is not None:
+            return int(request.spec.replay[request.num_outputs])
+        return request.sampler.sample(logits)
+
+    def _finish_reason(self, request: Request, is_end: bool, stopped: bool) -> FinishReason | None:
+        replay = request.spec.replay
+        if replay is not None:
+            return "replay" if request.num_outputs == len(replay) else None
+        if is_end or stopped:
+            return "stop"
+        return "length" if request.num_outputs >= request.spec.sampling.max_new_tokens else None
+
+    def _speak(self, request: Request, token: int, is_end: bool) -> bool:
+        """Text of a new token towards the caller; whether a stop string was completed."""
+        piece = "" if is_end else request.detokenizer.push(token)
+        safe, stopped = request.stops.push(piece)
+        self._say(request, (token,), safe)
+        return stopped
+
+    def _say(self, request: Request, ids: tuple[int, ...], text: str) -> None:
+        if text:
+            request.text.append(text)
+        if request.spec.emit is not None:
+            request.spec.emit(ids, text)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """File the last state, answer the caller, give the lease back."""
+        lease = request.lease
+        assert lease is not None
+        if request.stops.matched is None:
+            tail, stopped = request.stops.push(request.detokenizer.flush())
+            self._say(request, (), tail if stopped else tail + request.stops.flush())
+        if request.stops.matched is None:  # what a stop string cut off is not the history's
+            self.cache.commit(lease, request.tokens.array, request.absorbed, lease.row)
+        checked = self._verify(request) if request.spec.verify is True else None
+        result = self._result(request, reason, checked)
+        if not request.verify_after:
+            self._close_lease(request)
+        self._answer(request, result)
+        if request.verify_after:
+            self._verify(request)
+            self._close_lease(request)
+
+    def _answer(self, request: Request, result: EngineResult) -> None:
+        try:
+            value = request.spec.finish(result)
+        except Exception as error:  # the caller's own error, delivered to that caller
+            self.cache.refs.leave(result.ref)
+            request.future.set_exception(error)
+            return
+        request.future.set_result(value)
+
+    def _result(
+        self, request: Request, reason: FinishReason, checked: VerifyResult | None
+    ) -> EngineResult:
+        lease = request.lease
+        assert lease is not None
+        assert request.first_match is not None
+        ref = self.cache.refs.hold(lease.locked, [n for n in lease.filed if n is not lease.locked])
+        return EngineResult(
+            ids=request.outputs.copy(),
+            text="".join(request.text),
+            finish_reason=reason,
+            stop_string=request.stops.matched,
+            usage=self._usage(request),
+            match=request.first_match,
+            ref=ref,
+            absorbed_len=request.absorbed,
+            logits=_own_rows(request.logits) if request.spec.return_logits else None,
+            verify=checked,
+        )
+
+    def _usage(self, request: Request) -> Usage:
+        now = self._clock.now()
+        first = request.first_token_at or now
+        self.cache.metrics.add("hits", "prompt_tokens", request.prompt_len)
+        self.cache.metrics.add("hits", "cached_tokens", request.cached_len)
+        return Usage(
+            prompt_tokens=request.prompt_len,
+            cached_tokens=request.cached_len,
+            computed_tokens=request.prompt_len - request.cached_len,
+            output_tokens=request.num_outputs,
+            ttft_s=first - request.spec.begun_at,
+            total_s=now - request.spec.begun_at,
+            cached_by_tier=(("device", request.cached_len),),
+        )
+
+    def _verify(self, request: Request) -> VerifyResult:
+        lease = request.lease
+        assert lease is not None
+        rows = request.logits
+        warm = torch.stack(rows) if rows else torch.empty((0, self.backend.shape.vocab_size))
+        cold = self.run_cold(
+            request.tokens.array[: request.absorbed], request.prompt_len, len(request.logits)
+        )
+        checked = compare(warm, self.pools, lease.table, lease.row, cold, request.absorbed)
+        self.cache.metrics.add("verify", "calls")
+        self.cache.metrics.add("verify", "failed", int(not checked.ok))
+        return checked
+
+    def run_cold(self, tokens: IntArray, prompt_len: int, num_logits: int) -> ColdRun:
+        """Compute tokens without the cache, in memory of their own. On the engine thread."""
+        return cold_run(
+            self.backend,
+            tokens,
+            prompt_len=prompt_len,
+            num_logits=num_logits,
+            chunk=self._chunk_len,
+            clock=self._clock,
+        )
+
+    def _close_lease(self, request: Request) -> None:
+        if request.lease is not None:
+            self.cache.release(request.lease)
+            request.lease = None
+        self._scheduler.remove(request)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._close_lease(request)
+        if not request.future.done():
+            request.future.set_exception(error)
+
+    def fail_all(self, error: Exception) -> None:
+        """Every request ends with that error and gives back what it holds."""
+        for request in [*self._scheduler.running, *self._scheduler.waiting]:
+            self._fail(request, error)
+
+
+def _own_rows(rows: list[torch.Tensor]) -> torch.Tensor | None:
+    """Rows as one ordinary tensor: one made in inference mode could not be changed by its owner."""
+    with torch.inference_mode(mode=False):
+        return torch.stack([row.clone() for row in rows]) if rows else None
