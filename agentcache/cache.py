@@ -107,6 +107,7 @@ class HybridCache:
         *,
         limit: int | None = None,
         structural: Iterable[int] = (),
+        passing: Iterable[int] = (),
         cursor: Cursor | None = None,
         known_len: int = 0,
     ) -> Lease:
@@ -114,7 +115,8 @@ class HybridCache:
 
         limit: longest boundary allowed; by default all but the last token, since at least one has
             to be computed.
-        structural: lengths worth a checkpoint.
+        structural: lengths worth a checkpoint that others may share. passing: lengths worth one
+            to this trajectory alone, until it has moved on.
         cursor, known_len: a place whose path is known to equal `tokens[:known_len]`; the walk
             starts there, or at its deepest living ancestor.
 
@@ -123,6 +125,7 @@ class HybridCache:
         limit = len(tokens) - 1 if limit is None else limit
         match = self.tree.match(self._start(namespace, cursor, known_len), tokens, limit)
         structural = frozenset(structural)
+        wanted = structural.union(passing)
         node = match.node
         row = self.pools.rows.alloc()
         if row is None:
@@ -138,7 +141,7 @@ class HybridCache:
             raise
         plan: tuple[int, ...] = ()
         if self._has_state:
-            plan = plan_checkpoints(match, structural, len(tokens), self._min_gain)
+            plan = plan_checkpoints(match, wanted, len(tokens), self._min_gain)
         lease = Lease(match, match.boundary, plan, row, table, node, structural)
         self._own(lease, own)
         self.leases.add(lease)
@@ -236,7 +239,9 @@ class HybridCache:
         return pages
 
     def _make_room(self, count: int) -> None:
-        """Evict idle entries until `count` pages are free."""
+        """Evict idle entries until `count` pages are free; none for what can never fit."""
+        if count > self.pools.pages.num_pages:
+            raise OutOfPages(count - self.pools.pages.num_pages)
         while self.pools.pages.num_free < count:
             if not self.evict_one():
                 raise OutOfPages(count - self.pools.pages.num_free)
@@ -330,7 +335,10 @@ class HybridCache:
         """Take the entry that should leave first; False if nothing idle is left."""
         while (node := self._order.pop()) is not None:
             if self.tree.can_remove(node):
-                self._apply(self.tree.remove_leaf(node, self._clock.now()))
+                freed = self.tree.remove_leaf(node, self._clock.now())
+                for kind, _ in freed.slots:
+                    self.metrics.add("evictions", kind.value)
+                self._apply(freed)
                 return True
             slots = self.tree.drop(node, Kind.STATE, self._clock.now()) if self._has_state else None
             if slots is not None:
@@ -349,7 +357,6 @@ class HybridCache:
     def _apply(self, freed: Freed) -> None:
         for kind, slots in freed.slots:
             self._free(kind, slots)
-            self.metrics.add("evictions", kind.value)
         if freed.survivor is not None:
             self._order.push(freed.survivor)
 

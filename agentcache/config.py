@@ -29,6 +29,8 @@ def parse_bytes(value: int | str) -> int:
 
     Raises ConfigError for a negative number or an unknown unit.
     """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigError(f'{value!r} is no size in bytes; write it as "512MiB", "2GB" or 4096')
     if isinstance(value, int):
         if value < 0:
             raise ConfigError(f"{value} is no size in bytes; give a number of at least 0")
@@ -69,7 +71,7 @@ class CacheConfig:
             raise ConfigError("budget is 0 bytes; give a positive size, or None for no limit")
         for name in ("page_size", "prefill_chunk", "max_running"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
         if self.admission != "structural":
             raise ConfigError(f"unknown admission {self.admission!r}; known: structural")

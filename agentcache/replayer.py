@@ -85,11 +85,10 @@ class _Tally:
 class Replayer:
     """Replays what was read from files through one model.
 
-    >>> from agentcache.replay.trace import read_paths                      # doctest: +SKIP
-    >>> replayer = Replayer("tiny-hybrid", read_paths("agentcache/data/sample"))     # doctest:
-    +SKIP
-    >>> result = replayer.run(budget="10%", policy="auto")                  # doctest: +SKIP
-    >>> result.tokens.hit_rate                                              # doctest: +SKIP
+    >>> from agentcache.replay.trace import read_paths  # doctest: +SKIP
+    >>> replayer = Replayer("tiny-hybrid", read_paths("runs/"))  # doctest: +SKIP
+    >>> result = replayer.run(budget="10%", policy="auto")  # doctest: +SKIP
+    >>> result.tokens.hit_rate  # doctest: +SKIP
     """
 
     def __init__(

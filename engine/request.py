@@ -28,10 +28,11 @@ class RequestSpec:
     """What a caller asks of the engine.
 
     prompt: token ids, at least one. begun_at: when the caller's call began, on the runtime's clock;
-    times of the usage count from there. structural: prompt lengths worth a checkpoint. cursor,
-    known_len: a place in the tree whose path equals `prompt[:known_len]`. replay: ids to absorb in
-    place of sampling; stepwise: one by one through decoding. verify: True compares with a cold run
-    before the call returns, a number is the share of calls compared after it.
+    times of the usage count from there. structural, passing: prompt lengths worth a
+    checkpoint, to others or to this trajectory alone. cursor, known_len: a place in the tree whose
+    path equals `prompt[:known_len]`. replay: ids to absorb in place of sampling; stepwise: one by
+    one through decoding. verify: True compares with a cold run before the call returns, a number
+    is the share of calls compared after it.
     emit: called on the engine thread with (ids, text) as they come. finish: turns the result into
     what the caller's future gets, on the engine thread.
     """
@@ -42,6 +43,7 @@ class RequestSpec:
     begun_at: float
     finish: Callable[[EngineResult], Any]
     structural: tuple[int, ...] = ()
+    passing: tuple[int, ...] = ()
     cursor: Cursor | None = None
     known_len: int = 0
     replay: IntArray | None = None

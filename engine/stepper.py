@@ -85,6 +85,7 @@ class Stepper:
                     spec.namespace,
                     request.tokens.array,
                     structural=spec.structural,
+                    passing=spec.passing,
                     cursor=spec.cursor,
                     known_len=spec.known_len,
                 )
@@ -333,7 +334,13 @@ class Stepper:
         lease = request.lease
         assert lease is not None
         assert request.first_match is not None
-        ref = self.cache.refs.hold(lease.locked, [n for n in lease.filed if n is not lease.locked])
+        frontier, filed = lease.locked, lease.filed
+        if request.stops.matched is not None:
+            # The history ends where its text does, not on the ids that were sampled.
+            while frontier.end > request.prompt_len:
+                assert frontier.parent is not None
+                frontier = frontier.parent
+        ref = self.cache.refs.hold(frontier, [node for node in filed if node is not frontier])
         return EngineResult(
             ids=request.outputs.copy(),
             text="".join(request.text),

@@ -128,12 +128,19 @@ class _FreePages:
         self._is_free[start:stop] = False
         self._len -= num
         if stop < len(self._is_free) and self._is_free[stop]:
-            heapq.heappush(self._heap, stop)
+            self._push(stop)
         return got + num
+
+    def _push(self, page: int) -> None:
+        """Note the first page of a run; what has become stale is thrown out now and then."""
+        heapq.heappush(self._heap, page)
+        if len(self._heap) > 2 * len(self._is_free) + 64:
+            before = np.concatenate(([False], self._is_free[:-1]))
+            self._heap = np.flatnonzero(self._is_free & ~before).tolist()
 
     def take_top(self, count: int) -> IntArray:
         """The highest pages, wherever they lie."""
-        parts: list[IntArray] = []
+        parts: list[IntArray] = [np.empty(0, dtype=np.int32)]
         missing, stop = count, self._top
         while missing:
             start = max(0, stop - self._BLOCK)
@@ -148,7 +155,7 @@ class _FreePages:
         # A run that lost its first page keeps its remaining pages findable.
         for page in (out + 1).tolist():
             if page < len(self._is_free) and self._is_free[page]:
-                heapq.heappush(self._heap, page)
+                self._push(page)
         return out
 
     def put(self, pages: IntArray) -> None:
@@ -159,7 +166,7 @@ class _FreePages:
         self._top = max(self._top, int(pages.max()) + 1)
         for page in pages.tolist():
             if page == 0 or not self._is_free[page - 1]:
-                heapq.heappush(self._heap, page)
+                self._push(page)
 
 
 class RowAllocator:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["TensorPools"]
 
 
+_NAN_BYTE = 0xFF
+"""Repeated, it is NaN in every float type."""
+
+
 class TensorPools:
     """Memory of one runtime (or of one cold check), with views into it per layer.
 
@@ -26,7 +29,8 @@ class TensorPools:
     kv: per attention layer keys and values of every token slot, [num_slots, heads, dim] each.
     state: per (layer_idx, name) that tensor of every row, [rows, *shape].
 
-    poison: fill freed pages with NaN, so that a read of evicted data cannot go unseen (tests).
+    poison: fill fresh and freed pages with NaN, so that a read of what nobody wrote, or of evicted
+        data, cannot go unseen (tests).
     """
 
     def __init__(
@@ -48,6 +52,8 @@ class TensorPools:
         self._arena = torch.empty(
             (sizes.num_pages, sizes.page_bytes), dtype=torch.uint8, device=device
         )
+        if poison:
+            self._arena.fill_(_NAN_BYTE)
         self._rows = torch.zeros(
             (sizes.num_rows + sizes.num_staging, sizes.row_bytes), dtype=torch.uint8, device=device
         )
@@ -86,9 +92,7 @@ class TensorPools:
 
     def on_free(self, pages: IntArray) -> None:
         if self._poison:
-            self._words(self._arena).view(torch.float32)[
-                torch.from_numpy(pages.astype("int64"))
-            ] = math.nan
+            self._arena[torch.from_numpy(pages.astype("int64"))] = _NAN_BYTE
 
     def copy_row(self, source: int, target: int) -> None:
         """Copy a running or staged state into another row."""

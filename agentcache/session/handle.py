@@ -17,6 +17,7 @@ from agentcache.errors import (
     InvalidRequest,
     PromptTooLong,
     RuntimeClosed,
+    SessionClosed,
     UnknownTip,
     UnsupportedOption,
 )
@@ -250,8 +251,7 @@ class Session:
         record = self._record
         record.check_open()
         source = record.tip(tip)
-        name = record.next_fork_id() if id is None else id
-        child = self._host.registry.create(name, record.tenant, record.id, record.priority)
+        child = self._host.registry.fork(record, id)
         if source is not None:
             child.stand_at(None, source, self._hold(source))
         return Session(self._host, child)
@@ -268,7 +268,12 @@ class Session:
             raise UnknownTip(f"there is no turn {to_turn}: the session has no turns yet")
         target = leaving.ancestor(to_turn) if leaving is not None and to_turn != 0 else None
         ref = None if target is None else self._hold(target)
-        self._leave(record.stand_at(leaving, target, ref))
+        try:
+            left = record.stand_at(leaving, target, ref)
+        except SessionClosed:
+            self._leave([] if ref is None else [ref])
+            raise
+        self._leave(left)
 
     def _hold(self, tip: SessionTip) -> SessionRef:
         """A mark where a tip stands, or at what is left of its path."""
@@ -433,6 +438,7 @@ class Session:
             begun_at=begun_at,
             finish=partial(self._finish, prompt),
             structural=prompt.structural,
+            passing=prompt.passing,
             cursor=tip.ref.frontier if tip is not None else None,
             known_len=prompt.shared_len,
             replay=replay,

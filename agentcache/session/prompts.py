@@ -30,13 +30,14 @@ class Prompt:
     """A prompt and how it relates to the tip it goes on from.
 
     shared_len: tokens it has in common with the tip's history. structural: lengths worth a
-    checkpoint.
+    checkpoint that others may share. passing: the same for this trajectory alone.
     """
 
     ids: IntArray
     tip: SessionTip | None
     shared_len: int
     structural: tuple[int, ...]
+    passing: tuple[int, ...]
     head_len: int = 0
     encoding: Encoding | None = None
     rendered: Rendered | None = None
@@ -68,7 +69,7 @@ class PromptBuilder:
         if not len(array):
             raise InvalidRequest("the prompt is empty; give at least one token")
         tip, shared = _closest(array, tips)
-        return Prompt(array, tip, shared, (len(array) - 1,))
+        return Prompt(array, tip, shared, structural=(), passing=(len(array) - 1,))
 
     def from_messages(
         self,
@@ -160,7 +161,8 @@ class PromptBuilder:
             ids=encoding.ids,
             tip=tip,
             shared_len=shared,
-            structural=tuple(sorted({at for at in (head, end, *marks) if at > 0})),
+            structural=tuple(sorted({at for at in (head, *marks) if at > 0})),
+            passing=(end,),
             head_len=head,
             encoding=encoding,
             rendered=rendered,

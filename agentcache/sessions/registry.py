@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sized
 from dataclasses import dataclass, field
@@ -181,7 +182,7 @@ class Registry(Generic[H]):
         """
         with self._lock:
             self._generation += 1
-            name = f"session-{self._generation}" if id is None else id
+            name = self._fresh(f"session-{self._generation}", tenant) if id is None else id
             record = self._records.get((tenant, name))
             if record is not None and not record.closed:
                 if parent not in (None, record.parent):
@@ -193,6 +194,17 @@ class Registry(Generic[H]):
                 record = SessionRecord(name, tenant, self._generation, parent, priority)
                 self._records[tenant, name] = record
             return record
+
+    def _fresh(self, stem: str, tenant: str | None) -> str:
+        """`stem`, or the first numbered variant of it that is no session's id."""
+        names = itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
+        return next(name for name in names if (tenant, name) not in self._records)
+
+    def fork(self, source: SessionRecord[H], id: str | None) -> SessionRecord[H]:
+        """A new session with `source` as its parent. Raises SessionError if the id is open."""
+        with self._lock:
+            name = self._fresh(source.next_fork_id(), source.tenant) if id is None else id
+            return self.create(name, source.tenant, source.id, source.priority)
 
     def create(
         self, id: str, tenant: str | None, parent: str | None, priority: int

@@ -58,7 +58,7 @@ class Sizes:
         tokenizer = Tokenizer(loaded.tokenizer)
         self._shape = shape_of(loaded.model)
         self._max_turns = max_turns
-        self._prompts = PromptBuilder(ChatFormat(tokenizer), self._shape.vocab_size)
+        self._prompts = PromptBuilder(ChatFormat(tokenizer), tokenizer, self._shape.vocab_size)
         self._kv_bytes: dict[str, int] = {}
 
     def kv_bytes(self, run: Trajectory) -> int:

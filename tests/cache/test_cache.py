@@ -22,7 +22,7 @@ from testkit.helpers import (
 )
 from testkit.strategies import array, tokens
 
-from agentcache.cache import Cursor, HybridCache, Lease, OutOfPages
+from agentcache.cache import Cursor, HybridCache, Lease, Match, OutOfPages
 from agentcache.errors import LeaseError
 from agentcache.types import IntArray, Kind
 
@@ -80,15 +80,22 @@ def test_limit_shortens_what_is_reused() -> None:
         cache.release(lease)
 
 
-def test_cursor_spares_the_walk_and_changes_nothing_else() -> None:
+def test_cursor_spares_the_walk_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = make_cache()
     run(cache, span(0, 6))
     run(cache, span(0, 9))
     cursor = Cursor.at(node_at(cache, span(0, 9)))
+    starts, match = [], cache.tree.match
+
+    def listening(start: Node, sequence: IntArray, limit: int) -> Match:
+        starts.append(start.end)
+        return match(start, sequence, limit)
+
+    monkeypatch.setattr(cache.tree, "match", listening)
     for known_len, wanted in ((9, 9), (8, 6), (6, 6), (5, 0), (0, 0)):
         sequence = np.concatenate([span(0, known_len), span(50, 60)])
         lease = cache.acquire(NAMESPACE, sequence, cursor=cursor, known_len=known_len)
-        assert lease.boundary == wanted
+        assert lease.boundary == starts[-1] == wanted
         cache.release(lease)
     check(cache)
 
@@ -108,6 +115,11 @@ def test_cursor_whose_place_is_gone_starts_at_what_is_left() -> None:
     cache.clear()
     lease = cache.acquire(NAMESPACE, span(0, 12), cursor=cursor, known_len=9)
     assert lease.boundary == 0
+    cache.release(lease)
+    # filed again by somebody else, under other nodes
+    run(cache, span(0, 9))
+    lease = cache.acquire(NAMESPACE, span(0, 12), cursor=cursor, known_len=9)
+    assert lease.boundary == 9
     cache.release(lease)
 
 
@@ -272,6 +284,17 @@ def test_pages_of_a_request_follow_one_another() -> None:
     assert cache.commit(lease, span(0, 40), 40, lease.row)
     cache.release(lease)
     check(cache)
+
+
+def test_next_pages_are_neighbours_though_lower_ones_are_free() -> None:
+    cache = make_cache()
+    run(cache, span(0, 16))
+    lease = cache.acquire(NAMESPACE, span(50, 80))
+    cache.reserve(lease, 8)
+    cache.clear()
+    cache.reserve(lease, 20)
+    assert list(lease.table.runs(0, 20)) == [(16, 20)]
+    cache.release(lease)
 
 
 def test_equal_prompts_at_once_end_as_one_copy() -> None:
@@ -551,6 +574,66 @@ def test_reuse_makes_an_entry_young_again() -> None:
     assert leaving(cache, agents) == ["second", "first"]
 
 
+def test_recency_is_that_of_use_not_of_news_about_sessions() -> None:
+    cache = make_cache(policy="lru")
+    agents = {name: Agent(cache) for name in ("first", "second")}
+    for number, agent in enumerate(agents.values()):
+        agent.turn(span(10 * number, 10 * number + 5), ids(90, 91))
+        assert agent.frontier is not None
+        assert agent.frontier.last_access == number + 1.0
+    tick(cache)
+    agents["first"].close()
+    assert leaving(cache, agents) == ["first", "second"]
+
+
+def test_checkpoint_a_request_goes_on_from_is_not_the_next_to_leave() -> None:
+    cache = make_cache()
+    agents = {name: Agent(cache) for name in ("past", "idle")}
+    for number, agent in enumerate(agents.values()):
+        agent.turn(span(10 * number, 10 * number + 5), ids(90, 91))
+    agents["past"].close()
+    tick(cache)
+    agents["idle"].close()
+    idle = agents["idle"].frontier
+    assert idle is not None
+    idle.superseded = False
+    cache.refs._reorder(idle)
+    tick(cache)
+    lease = cache.acquire(NAMESPACE, agents["past"].tokens)
+    assert lease.boundary == 6
+    assert cache.evict_one()
+    assert idle.generation == 1
+    assert Kind.STATE in lease.locked.data
+    assert lease.locked.last_access == 4.0
+    cache.release(lease)
+
+
+def test_checkpoint_filed_on_the_way_can_be_evicted_while_its_request_runs() -> None:
+    cache = make_cache()
+    lease = cache.acquire(NAMESPACE, span(0, 9))
+    cache.reserve(lease, 9)
+    tick(cache)
+    assert cache.commit(lease, span(0, 9), 5, lease.row)
+    assert lease.locked.last_access == 1.0
+    assert cache.num_checkpoints == 1
+    assert cache.evict_one()
+    assert cache.num_checkpoints == 0
+    assert not cache.evict_one()
+    cache.release(lease)
+    check(cache)
+    assert used(cache) == 0
+
+
+def test_entry_passed_over_while_it_was_read_can_be_evicted_later() -> None:
+    cache = make_cache(state_pages=0)
+    run(cache, span(0, 6))
+    lease = cache.acquire(NAMESPACE, span(0, 9))
+    assert not cache.evict_one()
+    cache.release(lease)
+    assert cache.evict_one()
+    assert used(cache) == 0
+
+
 def test_checkpoints_a_trajectory_has_moved_past_leave_first() -> None:
     cache = make_cache()
     agent, other = Agent(cache), Agent(cache)
@@ -583,8 +666,11 @@ def test_inner_checkpoint_leaves_without_its_node() -> None:
     assert cache.metrics.group("evictions") == {"state": 1}
     assert boundary(cache, span(0, 8)) == 0, "KV alone is no boundary"
     assert boundary(cache, span(0, 13)) == 12
+    leaf = node_at(cache, span(0, 12))
+    tick(cache)
     assert cache.evict_one()
     assert used(cache) == 0
+    assert leaf.evicted_at == 3.0
     assert cache.metrics.group("evictions") == {"state": 2, "full": 2}
 
 
@@ -777,7 +863,7 @@ def test_model_without_attention_keeps_checkpoints_only() -> None:
 def test_model_without_state_reuses_kv_alone() -> None:
     cache = make_cache(state_pages=0, shadow=True)
     serve(cache, span(0, 6))
-    lease = serve(cache, span(0, 9))
+    lease = serve(cache, span(0, 9), structural=(7,))
     assert lease.boundary == 6
     assert lease.plan == ()
     assert cache.num_checkpoints == 0
