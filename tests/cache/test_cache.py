@@ -51,9 +51,6 @@ def boundary(cache: HybridCache, sequence: IntArray) -> int:
     return cache.tree.match(cache.tree.root(NAMESPACE), sequence, len(sequence) - 1).boundary
 
 
-# -- acquire -------------------------------------------------------------------------------------
-
-
 def test_at_least_one_token_is_left_to_compute() -> None:
     cache = make_cache()
     run(cache, span(0, 6))
@@ -174,9 +171,6 @@ def test_state_is_loaded_before_room_is_made_for_the_tail() -> None:
     cache.release(second)
     check(cache)
     assert used(cache) == 0
-
-
-# -- pages ---------------------------------------------------------------------------------------
 
 
 def test_own_next_turn_goes_on_in_the_partial_page() -> None:
@@ -322,9 +316,6 @@ def test_equal_prompts_at_once_end_as_one_copy() -> None:
     cache.release(lease)
 
 
-# -- reserve and commit --------------------------------------------------------------------------
-
-
 def serve(
     cache: HybridCache, sequence: IntArray, *, structural: tuple[int, ...] = (), chunk: int = 99
 ) -> Lease:
@@ -440,9 +431,6 @@ def test_request_without_room_for_its_checkpoint_goes_on_unfiled() -> None:
     assert list(cache.tree.nodes()) == []
 
 
-# -- release, suspend, clear ---------------------------------------------------------------------
-
-
 def test_released_lease_opens_no_door_any_more() -> None:
     cache = make_cache()
     lease = cache.acquire(NAMESPACE, span(0, 6))
@@ -517,9 +505,6 @@ def test_clear_frees_what_is_idle_and_leaves_who_runs() -> None:
     assert used(cache) == 0
     assert list(cache.tree.nodes()) == []
     assert cache.clear() == 0
-
-
-# -- eviction ------------------------------------------------------------------------------------
 
 
 def leaving(cache: HybridCache, agents: dict[str, Agent]) -> list[str]:
@@ -704,9 +689,6 @@ def test_what_a_request_reads_is_never_evicted() -> None:
     check(cache)
 
 
-# -- short of memory, faults ---------------------------------------------------------------------
-
-
 def test_reservation_that_does_not_fit_takes_nothing() -> None:
     cache = make_cache(num_pages=8)
     lease = cache.acquire(NAMESPACE, span(0, 20))
@@ -809,9 +791,6 @@ def test_fault_anywhere_gives_everything_back(name: str, at: int, warm: bool) ->
     serve(cache, np.concatenate([span(0, 6), span(50, 60)]), structural=(9,))
 
 
-# -- counts --------------------------------------------------------------------------------------
-
-
 def test_pages_are_counted_by_kind_and_peaks_are_kept() -> None:
     cache = make_cache()
     assert cache.used_pages() == {Kind.FULL: 0, Kind.STATE: 0}
@@ -844,9 +823,6 @@ def test_what_was_filed_and_reused_is_counted() -> None:
     assert cache.metrics.group("reused") == {"state": 1}
 
 
-# -- models of one kind --------------------------------------------------------------------------
-
-
 def test_model_without_attention_keeps_checkpoints_only() -> None:
     cache = make_cache(kv=False, num_pages=3, state_pages=1, shadow=True)
     for length in (5, 9, 12):
@@ -870,9 +846,6 @@ def test_model_without_state_reuses_kv_alone() -> None:
     assert used(cache) == 3
     cache.clear()
     assert used(cache) == 0
-
-
-# -- a walk through everything -------------------------------------------------------------------
 
 
 class Walk:

@@ -75,9 +75,6 @@ def shadow_cache() -> HybridCache:
     return make_cache(num_pages=200, shadow=True)
 
 
-# -- wrong output after a hit --------------------------------------------------------------------
-
-
 def test_interleaved_prompts_with_odd_chunks_file_exact_states() -> None:
     cache = shadow_cache()
     prompts = [fresh(23), fresh(19)]
@@ -173,9 +170,6 @@ def test_length_and_state_move_together_around_a_boundary(more: int) -> None:
     cache.release(lease)
 
 
-# -- silent loss of reuse ------------------------------------------------------------------------
-
-
 def test_shared_head_hits_from_the_second_request_where_it_is_marked() -> None:
     cache = make_cache(num_pages=2000)
     head = fresh(150)
@@ -224,9 +218,6 @@ def test_parked_session_is_either_usable_or_gone() -> None:
         assert match.lens[Kind.FULL] == match.known_len == match.boundary
 
 
-# -- life cycle ----------------------------------------------------------------------------------
-
-
 def test_idle_sessions_never_block_a_new_one() -> None:
     cache = make_cache(num_pages=40)
     agents = [Agent(cache) for _ in range(100)]
@@ -254,9 +245,6 @@ def test_nobody_is_evicted_while_there_is_room_for_all(policy: str) -> None:
     cache, costs = rounds(need)
     assert costs == [5] * 15
     assert cache.metrics.group("evictions") == {}
-
-
-# -- memory --------------------------------------------------------------------------------------
 
 
 def test_many_turns_keep_to_a_budget_of_three_checkpoints() -> None:
@@ -316,9 +304,6 @@ def test_fork_keeps_the_tip_worth_what_it_was_while_the_parent_moves_on() -> Non
     assert (tip.refs, tip.superseded) == (0, True)
 
 
-# -- isolation -----------------------------------------------------------------------------------
-
-
 def test_other_tenants_prompt_is_neither_reused_nor_visible() -> None:
     cache = make_cache()
     prompt = fresh(20)
@@ -327,3 +312,36 @@ def test_other_tenants_prompt_is_neither_reused_nor_visible() -> None:
     assert (other.boundary, other.match.known_len) == (0, 0)
     assert other.plan == (16,), "no branch point tells of the other tenant"
     assert run(cache, prompt, namespace=b"a").boundary == 16
+
+
+def test_head_outlives_the_reply_headers_of_past_turns() -> None:
+    """The head that every new session wants is the oldest of all, and must not go first."""
+    cache = make_cache(num_pages=4000)
+    agent, head = Agent(cache), fresh(40)
+    for number in range(10):
+        new = fresh(20) if number else np.concatenate([head, fresh(20)])
+        end = len(agent.tokens) + len(new) - 3
+        agent.turn(new, fresh(6), (40,), (end,))
+    num_past_tips = 9
+    for _ in range(num_past_tips + 3):
+        cache.evict_one()
+    assert known(cache, np.concatenate([head, fresh(20)])) == 40
+
+
+def test_checkpoint_before_the_reply_header_is_superseded_by_the_next_one() -> None:
+    cache = make_cache(num_pages=400)
+    agent = Agent(cache)
+    agent.turn(fresh(20), fresh(6), passing=(17,))
+    header = cache.tree.match(cache.tree.root(NAMESPACE), agent.tokens[:17], 17).node
+    assert header.end == 17
+    agent.turn(fresh(20), fresh(6), passing=(len(agent.tokens) + 17,))
+    assert header.superseded
+
+
+def test_release_of_an_unfiled_request_is_no_eviction() -> None:
+    cache = make_cache(num_pages=4, state_pages=2)
+    lease = cache.acquire(NAMESPACE, fresh(12))
+    cache.reserve(lease, 12)
+    cache.commit(lease, fresh(12), 12, lease.row)
+    cache.release(lease)
+    assert cache.metrics.group("evictions") == {}

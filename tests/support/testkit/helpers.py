@@ -244,13 +244,19 @@ class Agent:
         self.ref: SessionRef | None = None
         self.frontier: Node | None = None
 
-    def turn(self, new: IntArray, reply: IntArray, structural: tuple[int, ...] = ()) -> int:
+    def turn(
+        self,
+        new: IntArray,
+        reply: IntArray,
+        structural: tuple[int, ...] = (),
+        passing: tuple[int, ...] = (),
+    ) -> int:
         """Append `new`, then `reply`, whose last token is sampled but never absorbed."""
         cache, prompt = self.cache, np.concatenate([self.tokens, new])
         tick(cache)
         whole = np.concatenate([prompt, reply])
         absorbed = max(len(prompt), len(whole) - 1)
-        lease = cache.acquire(self.namespace, prompt, structural=structural)
+        lease = cache.acquire(self.namespace, prompt, structural=structural, passing=passing)
         try:
             cache.reserve(lease, absorbed)
             for length in lease.plan:
