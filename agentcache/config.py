@@ -68,7 +68,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         if self.budget is not None and parse_bytes(self.budget) == 0:
-            raise ConfigError("budget is 0 bytes; give a positive size, or None for no limit")
+            raise ConfigError("budget is 0 bytes; give a positive size, or None for half of memory")
         for name in ("page_size", "prefill_chunk", "max_running"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -152,10 +152,6 @@ class _FreePages:
         out = np.concatenate(parts)
         self._is_free[out] = False
         self._len -= count
-        # A run that lost its first page keeps its remaining pages findable.
-        for page in (out + 1).tolist():
-            if page < len(self._is_free) and self._is_free[page]:
-                self._push(page)
         return out
 
     def put(self, pages: IntArray) -> None:

@@ -26,9 +26,9 @@ def check_tree(tree: RadixTree, page_size: int) -> None:
         parent = node.parent
         assert parent is not None
         assert node.generation == 0, f"{node} left the tree but hangs in it"
-        assert parent.children[int(node.tokens[0])] is node, f"{node} hangs under another token"
+        assert len(node.tokens) > 0, f"{node} has no tokens"
+        assert parent.children.get(int(node.tokens[0])) is node, f"{node} hangs under another token"
         assert node.start == parent.end, f"{node} does not go on from {parent}"
-        assert len(node.tokens) > 0
         assert node.locks >= 0
         assert node.refs >= 0
         if tree.has(Kind.FULL):

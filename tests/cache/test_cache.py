@@ -142,6 +142,29 @@ def test_plan_holds_structure_and_the_branch_point() -> None:
     check(cache)
 
 
+def test_structure_inside_a_known_edge_is_filed_there() -> None:
+    cache = make_cache(shadow=True)
+    serve(cache, span(0, 12))
+    sequence = np.concatenate([span(0, 10), span(50, 54)])
+    lease = serve(cache, sequence, structural=(5,))
+    assert lease.plan == (5, 10)
+    for length in (5, 10, 12):
+        assert boundary(cache, np.append(span(0, length), 99).astype(np.int32)) == length
+
+
+def test_passing_boundaries_are_planned_but_no_structure() -> None:
+    cache = make_cache()
+    tick(cache)
+    lease = cache.acquire(NAMESPACE, span(0, 12), structural=(4,), passing=(9, 30))
+    assert lease.plan == (4, 9)
+    cache.reserve(lease, 12)
+    for length in lease.plan:
+        assert cache.commit(lease, span(0, 12), length, lease.row)
+    cache.release(lease)
+    assert node_at(cache, span(0, 4)).structural
+    assert not node_at(cache, span(0, 9)).structural
+
+
 def test_row_is_a_private_copy_that_survives_the_eviction_of_its_source() -> None:
     cache = make_cache(shadow=True)
     serve(cache, span(0, 6))
@@ -167,10 +190,13 @@ def test_state_is_loaded_before_room_is_made_for_the_tail() -> None:
     assert second.boundary == 6
     verify_prefix(cache, second, span(0, 8), 6)
     assert cache.num_checkpoints == 0
+    node = first.locked
     cache.release(first)
+    tick(cache)
     cache.release(second)
     check(cache)
     assert used(cache) == 0
+    assert node.evicted_at == 2.0
 
 
 def test_own_next_turn_goes_on_in_the_partial_page() -> None:

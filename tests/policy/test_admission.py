@@ -27,6 +27,12 @@ def test_branch_point_is_where_known_tokens_end() -> None:
     assert plan_checkpoints(match(2, 7), (7, 9), 12) == (7, 9)
 
 
+def test_branch_point_has_to_save_enough() -> None:
+    assert plan_checkpoints(match(2, 7), (), 12, min_gain=5) == (7,)
+    assert plan_checkpoints(match(2, 7), (), 12, min_gain=6) == ()
+    assert plan_checkpoints(match(2, 7), (4, 7), 12, min_gain=6) == (4, 7)
+
+
 def test_known_path_that_ends_at_the_boundary_is_no_branch_point() -> None:
     assert plan_checkpoints(match(7, 7), (), 12) == ()
 

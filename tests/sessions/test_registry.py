@@ -88,6 +88,26 @@ def test_forks_get_ids_of_their_own() -> None:
     assert record.next_fork_id() != record.next_fork_id()
 
 
+def test_fork_has_its_source_as_parent_and_an_id_nobody_has() -> None:
+    registry: Registry[str] = Registry()
+    source = registry.open("a", "t", None, 2)
+    taken = registry.fork(source, None)
+    assert (taken.parent, taken.tenant, taken.priority) == ("a", "t", 2)
+    source.close()
+    again = registry.open("a", "t", None, 0)
+    other = registry.fork(again, None)
+    assert other.id != taken.id
+    with pytest.raises(SessionError, match="already open"):
+        registry.fork(again, other.id)
+    assert registry.fork(again, "named").id == "named"
+
+
+def test_name_a_caller_chose_is_never_given_to_a_session_without_one() -> None:
+    registry: Registry[str] = Registry()
+    mine = [registry.open(f"session-{number}", None, None, 0) for number in range(1, 8)]
+    assert registry.open(None, None, None, 0) not in mine
+
+
 def test_turn_replaces_its_tip_and_gives_up_its_mark() -> None:
     record = opened()
     assert record.tip(None) is None

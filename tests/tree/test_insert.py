@@ -32,6 +32,16 @@ def test_insertion_stops_where_it_is_told() -> None:
     assert inserted.created == (inserted.node,)
 
 
+def test_insertion_that_stops_inside_a_known_edge_splits_it_there() -> None:
+    forest = Forest()
+    lower = forest.add(ids(1, 2, 3, 4, 5))
+    inserted = forest.tree.insert(forest.root, ids(1, 2, 3, 4, 9), 3)
+    assert inserted.node.end == 3
+    assert inserted.created == ()
+    assert lower.parent is inserted.node
+    assert list(forest.tree.nodes()) == [inserted.node, lower]
+
+
 def test_insertion_goes_on_below_the_node_it_starts_from() -> None:
     forest = Forest()
     start = forest.add(ids(1, 2, 3))

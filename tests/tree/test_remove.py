@@ -84,6 +84,7 @@ def test_drop_leaves_the_node_and_tells_what_was_there() -> None:
     assert set(node.data) == {Kind.FULL}
     assert not forest.tree.is_boundary(node)
     assert forest.tree.drop(node, Kind.STATE, now=4.0) is None
+    assert node.evicted_at == 3.0, "nothing left this time"
 
 
 def test_cursor_at_a_living_node_points_to_it_whatever_is_split() -> None:

@@ -37,6 +37,7 @@ def make_cache(
     policy: str = "session-lru",
     kv: bool = True,
     shadow: bool = False,
+    min_gain: int = 1,
 ) -> HybridCache:
     """A cache over counting pools; `shadow`: over pools that remember what every slot holds."""
     rules: list[FullComponent | StateComponent] = []
@@ -46,7 +47,8 @@ def make_cache(
         rules.append(StateComponent())
     kind = Shadow if shadow else Counting
     pools = kind(PageAllocator(num_pages, page_size), RowAllocator(num_rows), state_pages)
-    return HybridCache(RadixTree(rules), pools, policy_key(policy), ManualClock(), Metrics())
+    tree, key = RadixTree(rules), policy_key(policy)
+    return HybridCache(tree, pools, key, ManualClock(), Metrics(), min_gain=min_gain)
 
 
 class Forest:
