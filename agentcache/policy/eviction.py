@@ -24,7 +24,8 @@ def session_lru(node: Node) -> tuple[float, ...]:
     """Superseded checkpoints first, then what no live session stands on, then the tips; LRU within.
 
     A checkpoint that its own trajectory has moved past, or whose trajectory is over, is worth
-    little at once. A reference reorders and never pins: tips leave too when nothing else is left.
+    little at once. The boundaries that live tips share rank with them. A reference reorders and
+    never pins: tips leave too when nothing else is left.
     """
     if node.refs > 0:
         return (2.0, node.last_access)

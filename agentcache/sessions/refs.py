@@ -15,15 +15,19 @@ __all__ = ["References", "SessionRef"]
 
 @dataclass(slots=True)
 class SessionRef:
-    """One tip's mark: its frontier, and what else its turn filed. Held until `leave`, once."""
+    """One tip's mark: its frontier, the shared boundaries above it, and what else its turn filed.
+
+    Held until `leave`, once.
+    """
 
     frontier: Cursor
     filed: tuple[Cursor, ...]
+    shared: tuple[Cursor, ...] = ()
     held: bool = True
 
 
 class References:
-    """Counts live tips per node. Used on the engine thread only.
+    """Counts, per frontier and shared boundary, the live tips that need it. Engine thread only.
 
     `reorder` is told of every node whose place in the eviction order may have changed.
     """
@@ -33,19 +37,26 @@ class References:
 
     def hold(self, frontier: Node, filed: Iterable[Node] = ()) -> SessionRef:
         """A live tip stands at `frontier`; `filed` are further checkpoints of its turn."""
-        frontier.refs += 1
-        frontier.superseded = False
-        self._reorder(frontier)
-        return SessionRef(Cursor.at(frontier), tuple(Cursor.at(n) for n in filed))
+        shared = _structural_above(frontier)
+        for node in (frontier, *shared):
+            node.refs += 1
+            node.superseded = False
+            self._reorder(node)
+        return SessionRef(
+            Cursor.at(frontier),
+            tuple(Cursor.at(node) for node in filed),
+            tuple(Cursor.at(node) for node in shared),
+        )
 
     def leave(self, ref: SessionRef) -> None:
         """The tip has moved on, was rewound, or its session is over. Twice is the same as once."""
         if not ref.held:
             return
         ref.held = False
-        if ref.frontier.alive:
-            ref.frontier.node.refs -= 1
-        for cursor in (ref.frontier, *ref.filed):
+        for cursor in (ref.frontier, *ref.shared):
+            if cursor.alive:
+                cursor.node.refs -= 1
+        for cursor in (ref.frontier, *ref.shared, *ref.filed):
             if cursor.alive:
                 self._supersede(cursor.node)
 
@@ -59,3 +70,14 @@ class References:
         if node.refs == 0 and not node.structural and len(node.children) <= 1:
             node.superseded = True
         self._reorder(node)
+
+
+def _structural_above(frontier: Node) -> list[Node]:
+    """Shared boundaries on the way to a frontier: where a tip that is lost goes back to."""
+    out: list[Node] = []
+    node = frontier.parent
+    while node is not None:
+        if node.structural:
+            out.append(node)
+        node = node.parent
+    return out

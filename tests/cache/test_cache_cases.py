@@ -345,3 +345,32 @@ def test_release_of_an_unfiled_request_is_no_eviction() -> None:
     cache.commit(lease, fresh(12), 12, lease.row)
     cache.release(lease)
     assert cache.metrics.group("evictions") == {}
+
+
+def test_head_that_live_sessions_share_does_not_leave_before_their_tips() -> None:
+    """Each session that lost its tip comes back to the head; it must not be the first to go."""
+    cache = make_cache(num_pages=4000)
+    head = fresh(40)
+    agents = [Agent(cache) for _ in range(3)]
+    for agent in agents:
+        agent.turn(joined(head, fresh(20)), fresh(6), structural=(40,))
+    # One more session comes by, so that the head was wanted later than any tip.
+    late = Agent(cache)
+    late.turn(joined(head, fresh(20)), fresh(6), structural=(40,))
+    for _ in range(len(agents)):
+        cache.evict_one()
+    assert known(cache, joined(head, fresh(5))) == 40
+    assert known(cache, joined(late.tokens, fresh(5))) > 40
+
+
+def test_head_of_sessions_that_are_over_makes_room_for_others() -> None:
+    """A reference lasts as long as its session: stale heads must not starve anonymous prompts."""
+    cache = make_cache(num_pages=4000)
+    head, anonymous = fresh(40), fresh(30)
+    agent = Agent(cache)
+    agent.turn(joined(head, fresh(20)), fresh(6), structural=(40,))
+    agent.close()
+    run(cache, anonymous)
+    while known(cache, joined(head, fresh(5))):
+        assert cache.evict_one()
+    assert known(cache, joined(anonymous, fresh(5))) == 30

@@ -242,7 +242,8 @@ def test_arguments_that_are_no_json_object_reach_the_template_as_they_are():
 
 def test_roles_of_the_template_are_known():
     template = PLAIN.replace("{{ m.role }}", "{{ 'a' if m.role == 'critic' else m.role }}")
-    format_of(template).render([{"role": "critic", "content": "x"}])
+    rendered = format_of(template).render([{"role": "critic", "content": "too long"}])
+    assert "too long" in text_of(rendered.segments)
 
 
 LAST_REPLY_THINKS = (
