@@ -26,7 +26,7 @@ def name(path):
     return path.name[-40:]
 
 
-def read_or_error(path):
+def check_reads_or_rejects(path):
     """Read both ways; anything but a `TraceError` fails the test."""
     with contextlib.suppress(TraceError):
         for run in read_file(path):
@@ -61,7 +61,7 @@ def test_file_cut_anywhere_gives_at_most_a_typed_error(tmp_path, path):
     target = tmp_path / path.name
     for cut in sorted(cuts):
         target.write_bytes(raw[:cut])
-        read_or_error(target)
+        check_reads_or_rejects(target)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)
@@ -73,7 +73,7 @@ def test_file_with_flipped_bytes_gives_at_most_a_typed_error(tmp_path, path):
         for _ in range(4):
             raw[draw.randrange(len(raw))] = draw.randrange(256)
         target.write_bytes(raw)
-        read_or_error(target)
+        check_reads_or_rejects(target)
 
 
 def replace_somewhere(value, draw):
@@ -108,7 +108,7 @@ def test_file_with_values_of_other_types_gives_at_most_a_typed_error(tmp_path, p
         changed = list(records)
         changed[idx] = json.dumps(replace_somewhere(json.loads(records[idx]), draw))
         target.write_text("\n".join(changed), encoding="utf-8")
-        read_or_error(target)
+        check_reads_or_rejects(target)
 
 
 JSON = st.recursive(
@@ -162,4 +162,4 @@ def test_any_json_value_gives_at_most_a_typed_error(folder, value):
     for suffix in (".json", ".jsonl"):
         path = folder / f"x{suffix}"
         path.write_text(json.dumps(value), encoding="utf-8")
-        read_or_error(path)
+        check_reads_or_rejects(path)
