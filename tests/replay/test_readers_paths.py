@@ -144,7 +144,9 @@ def test_link_to_itself_is_a_typed_error(tmp_path):
     assert isinstance(error, TraceNotFound)
 
 
-def test_folder_deeper_than_python_calls_go_is_walked(tmp_path):
+@pytest.fixture
+def deep_folder(tmp_path):
+    """A folder of 1,200 levels. Nobody else can take it away: shutil and pytest recurse."""
     here = os.open(tmp_path, os.O_RDONLY)
     try:
         for _ in range(1200):
@@ -154,9 +156,19 @@ def test_folder_deeper_than_python_calls_go_is_walked(tmp_path):
             here = deeper
     finally:
         os.close(here)
-    write(tmp_path / "a.json", CALL)
+    yield tmp_path
+    top, inner = tmp_path / "d", tmp_path / "inner"
+    while (top / "d").exists():
+        (top / "d").rename(inner)
+        top.rmdir()
+        inner.rename(top)
+    top.rmdir()
 
-    result = read_paths(tmp_path)
+
+def test_folder_deeper_than_python_calls_go_is_walked(deep_folder):
+    write(deep_folder / "a.json", CALL)
+
+    result = read_paths(deep_folder)
 
     assert ids(result) == ["a"]
 
