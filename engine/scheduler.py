@@ -81,16 +81,14 @@ class Scheduler:
     def next_chunk(self) -> Chunk | None:
         """The next piece of the prompt in progress.
 
-        Ends at the end of the prompt, so that the first token does not wait for a recorded answer,
-        and after at most as many captures as there are staging rows.
+        Ends after at most as many captures as there are staging rows. A recorded answer joins the
+        tokens only after the prompt, so the first token never waits for it.
         """
         request = self.extending()
         if request is None:
             return None
         start = request.absorbed
         stop = min(start + self._chunk_len, len(request.tokens))
-        if start < request.prompt_len:
-            stop = min(stop, request.prompt_len)
         assert request.lease is not None
         inside = [at for at in request.lease.plan if start < at <= stop]
         if len(inside) > self._max_captures:

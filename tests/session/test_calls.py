@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,6 +24,9 @@ from agentcache.errors import (
     UnsupportedOption,
 )
 from agentcache.runtime import Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SYSTEM = {"role": "system", "content": "You repair programs. " * 8}
 
@@ -473,17 +476,38 @@ def test_reply_that_outgrows_the_budget_fails_alone(make_runtime) -> None:  # ty
     assert runtime.session().generate([1, 2, 3], max_new_tokens=1).usage.output_tokens == 1
 
 
-def test_prompt_that_fits_from_nothing_fits_after_a_hit(make_runtime) -> None:  # type: ignore[no-untyped-def]
-    """What it resumes from must not be in its way: it starts anew where it has to."""
-    runtime = make_runtime(budget="160KiB", page_size=16, max_running=1, prefill_chunk=64)
+def test_prompt_that_fits_from_nothing_fits_after_a_hit(
+    make_runtime: Callable[..., Runtime],
+) -> None:
+    """What is known of it must not be in its way: it starts anew where it has to."""
+    runtime = make_runtime(budget="300KiB", page_size=16, max_running=1, prefill_chunk=64)
     room = runtime.engine.pools.sizes.num_pages * 16
-    for length in range(room - 18, room - 2):
-        prompt = list(range(100, 100 + length))
+    cache, resumed_at = runtime.cache, []
+    acquire = cache.acquire
+
+    def recorded(*arguments: Any, **named: Any) -> Any:
+        lease = acquire(*arguments, **named)
+        resumed_at.append(lease.boundary)
+        return lease
+
+    cache.acquire = recorded  # type: ignore[method-assign]
+    anew = 0
+    for share in (70, 75, 80, 85):
+        prompt = list(range(100, 100 + room * share // 100))
         runtime.clear()
-        served = [runtime.session().generate(prompt, max_new_tokens=2) for _ in range(3)]
-        assert len({tuple(turn.ids.tolist()) for turn in served}) == 1
-        for turn in served:
-            assert turn.usage.prompt_tokens == turn.usage.cached_tokens + turn.usage.computed_tokens
+        expected = runtime.session().generate(prompt, max_new_tokens=2).ids.tolist()
+        for known in (20, 35, 50):
+            runtime.clear()
+            # Known a little further than the prompt follows it, so no state stands where they part.
+            head = prompt[: room * known // 100]
+            runtime.session().generate([*head, 5, 6, 7], max_new_tokens=1)
+            resumed_at.clear()
+            turn = runtime.session().generate(prompt, max_new_tokens=2)
+            assert turn.ids.tolist() == expected
+            # What was reused before a new start was not reused.
+            assert turn.usage.cached_tokens == resumed_at[-1]
+            anew += len(resumed_at) > 1
+    assert anew, "nothing was started anew"
 
 
 def test_reply_ends_where_the_model_has_no_more_positions() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from testkit.helpers import check
-from testkit.models import idle_counts
+from testkit.models import idle_counts, micro_runtime
 
 from agentcache.errors import RequestCancelled, RuntimeClosed
 from agentcache.pools.tensors import TensorPools
@@ -301,3 +301,57 @@ def test_a_hundred_idle_sessions_do_not_block_the_next(
     assert first.verify is not None
     assert first.verify.ok
     assert runtime.stats()["held_bytes"] <= runtime.stats()["budget"]
+
+
+def test_more_boundaries_than_staging_rows_are_all_filed(runtime: Runtime) -> None:
+    """Six marked messages in one chunk: the chunk is cut, and every mark can be resumed from."""
+    with micro_runtime(prefill_chunk=512) as roomy:
+        assert len(roomy.engine.pools.staging_rows) < 6
+        marked = [{"role": "user", "content": f"part {n} " * 12, "mark": True} for n in range(6)]
+        roomy.session().complete(marked, max_new_tokens=1)
+        reused = [
+            roomy.session().complete(
+                [*marked[:n], {"role": "user", "content": "else"}], max_new_tokens=1, verify=True
+            )
+            for n in range(1, 7)
+        ]
+    assert all(turn.verify is not None and turn.verify.ok for turn in reused)
+    assert all(turn.usage.computed_tokens < 25 for turn in reused)
+
+
+def test_higher_priority_goes_first(make_runtime: Callable[..., Runtime]) -> None:
+    runtime = make_runtime(max_running=1)
+    finished: list[int] = []
+    first = runtime.session().generate(PROMPT, max_new_tokens=60, stream=True)
+    next(first)
+    waiting = [
+        runtime.session(priority=priority).generate(
+            [priority + 5, *PROMPT], max_new_tokens=1, stream=True
+        )
+        for priority in (0, 1, 5)
+    ]
+    for priority, stream in zip((0, 1, 5), waiting, strict=True):
+        assert stream._future is not None
+        stream._future.add_done_callback(lambda _, p=priority: finished.append(p))
+    for stream in (first, *waiting):
+        stream.turn  # noqa: B018 - waits
+    assert finished == [5, 1, 0]
+
+
+def test_kept_logits_do_not_hold_the_rows_of_others(runtime: Runtime) -> None:
+    stepper, held = runtime.engine._stepper, []
+    take = stepper._take_logits
+
+    def watched(request: Any, logits: torch.Tensor) -> Any:
+        reason = take(request, logits)
+        held.extend(row.untyped_storage().nbytes() for row in request.logits)
+        return reason
+
+    stepper._take_logits = watched  # type: ignore[method-assign]
+    streams = [
+        runtime.session().generate([*PROMPT, n], max_new_tokens=8, stream=True, return_logits=True)
+        for n in range(3)
+    ]
+    for stream in streams:
+        stream.turn  # noqa: B018 - waits
+    assert set(held) == {4 * runtime.shape.vocab_size}
