@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -98,6 +98,68 @@ def replay(
     raise typer.Exit(0 if _is_clean(result) else 1)
 
 
+@app.command()
+def explain(
+    result: Annotated[Path, typer.Argument(help="What `agentcache replay --json FILE` wrote.")],
+    trajectory: Annotated[
+        str | None, typer.Option(help="Only calls of this run; part of its name is enough.")
+    ] = None,
+    call: Annotated[int | None, typer.Option(help="Only this call of a run, from 0.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the reports as JSON; - for standard output.")
+    ] = None,
+) -> None:
+    """Say in words why calls of a replay did not reuse more of their prompts."""
+    from agentcache.session.turn import MissReport
+
+    console = Console(stderr=json_file == "-")
+    try:
+        missed = _missed(result, trajectory, call)
+        _write_json(missed, json_file)
+    except ConfigError as error:
+        raise _usage(error) from error
+    for each in missed:
+        console.print(_heading(each), style="bold", soft_wrap=True)
+        console.print(escape(str(MissReport.from_json(each["miss"]))), soft_wrap=True)
+    if not missed:
+        console.print("Every call reused all of its prompt but the last few tokens.")
+
+
+def _missed(path: Path, trajectory: str | None, call: int | None) -> list[dict[str, Any]]:
+    """The chosen calls that have a miss report. Raises ConfigError where there is nothing such."""
+    from agentcache.session.turn import MissReport
+
+    try:
+        calls = json.loads(path.read_text(encoding="utf-8"))["calls"]
+        chosen = [
+            each
+            for each in calls
+            if (trajectory is None or trajectory in each["trajectory"])
+            and (call is None or call == each["call"])
+        ]
+        missed = [each for each in chosen if each["miss"] is not None]
+        for each in missed:
+            MissReport.from_json(each["miss"])
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not what `agentcache replay --json` writes: {error}"
+        ) from error
+    if not chosen:
+        named = ", ".join(dict.fromkeys(each["trajectory"] for each in calls[:200])) or "none"
+        raise ConfigError(f"no such call in {path}; its runs are: {named}")
+    return missed
+
+
+def _heading(call: dict[str, Any]) -> str:
+    share = call["cached_tokens"] / max(1, call["prompt_tokens"])
+    return escape(
+        f"{call['trajectory']}, call {call['call']}: {call['cached_tokens']:,} of "
+        f"{call['prompt_tokens']:,} prompt tokens reused ({share:.1%})"
+    )
+
+
 def _usage(error: AgentCacheError) -> typer.Exit:
     Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
     return typer.Exit(2)
@@ -116,11 +178,11 @@ def _replay(
     from dataclasses import replace
 
     from agentcache.config import CacheConfig
-    from agentcache.policy.eviction import policy_key
+    from agentcache.policy.eviction import make_policy
     from agentcache.replay.trace import read_paths
     from agentcache.replayer import Replayer, ReplayOptions
 
-    policy_key(policy)
+    make_policy(policy)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; it has to be at least 1")
     if budget is not None and not budget.strip().endswith("%"):
@@ -145,17 +207,23 @@ def _replay(
         )
 
 
-def _write(result: ReplayResult, json_file: str | None, report: Path | None) -> None:
+def _write_json(value: Any, json_file: str | None) -> None:
+    """Write to a file, or for "-" to standard output. Raises ConfigError where that fails."""
+    if json_file is None:
+        return
+    text = json.dumps(value, indent=1) + "\n"
     if json_file == "-":
-        json.dump(result.to_json(), sys.stdout, indent=1)
-        sys.stdout.write("\n")
-    elif json_file is not None:
-        try:
-            Path(json_file).write_text(
-                json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8"
-            )
-        except OSError as error:
-            raise ConfigError(f"cannot write {json_file}: {error.strerror}") from error
+        sys.stdout.write(text)
+        return
+    try:
+        Path(json_file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {json_file}: {error.strerror}") from error
+
+
+def _write(result: ReplayResult, json_file: str | None, report: Path | None) -> None:
+    if json_file is not None:
+        _write_json(result.to_json(), json_file)
     if report is not None:
         from agentcache.replay.report import write_report
 

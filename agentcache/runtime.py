@@ -16,8 +16,9 @@ from agentcache.engine.loop import Engine, Submission
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.transformers_backend import TransformersBackend
 from agentcache.errors import UnsupportedOption
+from agentcache.events import Events
 from agentcache.metrics import Metrics
-from agentcache.policy.eviction import policy_key
+from agentcache.policy.eviction import make_policy
 from agentcache.pools.layout import PoolSizes, divide_budget
 from agentcache.pools.tensors import TensorPools
 from agentcache.session import Session
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from agentcache.components.base import Component
     from agentcache.engine.backend import ModelBackend
     from agentcache.engine.request import RequestSpec
+    from agentcache.session.handle import Marks
     from agentcache.session.history import History
 
 __all__ = ["Runtime"]
@@ -76,7 +78,7 @@ class Runtime:
             raise UnsupportedOption("exact=True is not available in this version")
         self.config = cache or CacheConfig()
         self.verify = verify
-        key = policy_key(self.config.policy)
+        policy = make_policy(self.config.policy)
         self.clock = clock or SystemClock()
         self.tokenizer = Tokenizer(tokenizer)
         backend = TransformersBackend(model)
@@ -87,14 +89,21 @@ class Runtime:
         self.registry: Registry[History] = Registry()
         self._fingerprint = fingerprint(model, self.tokenizer)
         self._metrics = Metrics()
+        self.events = Events()
         given = self.config.budget_bytes
         self._budget = _half_of_memory() if given is None else given
         self._pools = _make_pools(backend, self.config, self._budget, poison)
         tree = RadixTree(_components(backend, self.config.page_size))
         self._cache = HybridCache(
-            tree, self._pools, key, self.clock, self._metrics, min_gain=FEW_TOKENS
+            tree,
+            self._pools,
+            policy,
+            self.clock,
+            self._metrics,
+            min_gain=FEW_TOKENS,
+            events=self.events,
         )
-        self.refs = self._cache.refs
+        self.marks: Marks = self._cache
         self._engine = Engine(
             backend,
             self._pools,
@@ -135,18 +144,27 @@ class Runtime:
         tenant: str | None = None,
         parent: Session | str | None = None,
         priority: int = 0,
+        shared_head: bool | None = None,
     ) -> Session:
         """Open a session, or resume the open one of that id; without an id always a new one.
 
         tenant: sessions of different tenants share nothing; None is a tenant of its own. To be set
-        by the host program, never from a request. priority: higher runs first.
+        by the host program, never from a request. priority: higher runs first. shared_head: keep
+        the system prompt and the tools of this session for every tenant's sessions that say the
+        same and have this set too, and only what follows for its own tenant. It tells those
+        tenants, by the time a first call takes, that somebody uses the same head; by default
+        nothing is shared.
+
+        Raises SessionError where an open session of that id has another parent or `shared_head`.
         """
         parent_id = parent.id if isinstance(parent, Session) else parent
-        record = self.registry.open(id, tenant, parent_id, priority)
+        record = self.registry.open(id, tenant, parent_id, priority, shared_head)
         return Session(self, record, is_unnamed=id is None)
 
-    def namespace(self, tenant: str | None) -> Namespace:
-        """The identity that prefixes of a tenant are kept under."""
+    def namespace(self, tenant: str | None, shared_head: bool = False) -> Namespace:
+        """The identity that prefixes of a tenant, or heads shared by tenants, are kept under."""
+        if shared_head:
+            return Namespace(model=self._fingerprint, shares_head=True)
         return Namespace(model=self._fingerprint, tenant=tenant)
 
     def submit(self, spec: RequestSpec) -> Submission:
@@ -233,18 +251,22 @@ class Runtime:
         }
 
     def _bytes(self) -> dict[str, dict[str, int]]:
-        """Per kind what is used, what is set aside and the most ever used; reserved bytes add up to
-        what the tensors hold. Free pages serve either kind."""
+        """Per kind what is used, what is set aside and the most ever used; of what is used what
+        running calls need (protected) and what eviction could free. Reserved bytes add up to what
+        the tensors hold. Free pages serve every kind."""
         sizes, pools = self._pools.sizes, self._pools
         page, row = sizes.page_bytes, sizes.row_bytes
         used = self._cache.used_pages()
         peaks, total_peak = self._cache.peak_pages()
         rows_used = pools.rows.num_rows - pools.rows.num_free
+        accounts = self._cache.account()
         out = {
             kind.value: {
-                "used": used[kind] * page,
-                "reserved": used[kind] * page,
-                "peak": peaks[kind] * page,
+                "used": used.get(kind, 0) * page,
+                "reserved": used.get(kind, 0) * page,
+                "peak": peaks.get(kind, 0) * page,
+                "evictable": accounts[kind].evictable * page if kind in accounts else 0,
+                "protected": accounts[kind].protected * page if kind in accounts else 0,
             }
             for kind in Kind
         }
@@ -254,6 +276,13 @@ class Runtime:
             "reserved": sizes.num_rows * row,
             "peak": pools.rows.peak * row,
         }
+        for spec in pools.kv_layout.sidecars:
+            beside = spec.page_bytes(sizes.page_size)
+            out[spec.name] = {
+                "used": used.get(Kind.FULL, 0) * beside,
+                "reserved": sizes.num_pages * beside,
+                "peak": peaks.get(Kind.FULL, 0) * beside,
+            }
         staging = sizes.num_staging * row
         out["scratch"] = {"used": 0, "reserved": staging, "peak": staging}
         out["total"] = {

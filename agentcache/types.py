@@ -32,9 +32,13 @@ FinishReason = Literal["stop", "length", "replay", "prefill"]
 
 
 class Kind(StrEnum):
-    """A reuse rule: which prefixes of a cached sequence a layer kind can resume from."""
+    """A reuse rule: which prefixes of a cached sequence a layer kind can resume from.
+
+    These are the built-in ones. A component of another kind names itself by any other string.
+    """
 
     FULL = "full"
+    SWA = "swa"
     STATE = "state"
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from agentcache.pools.base import PageTable
     from agentcache.pools.layout import KVLayout, StateLayout
+    from agentcache.pools.table import PageTable
     from agentcache.pools.tensors import TensorPools
     from agentcache.types import IntArray, ModelShape
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from agentcache.cache import Cursor, Lease, Match, SessionRef
+    from agentcache.cache import Lease, Match, SessionRef
     from agentcache.engine.sampling import Sampler, SamplingParams
     from agentcache.engine.stopping import StopStrings
     from agentcache.engine.tokenizer import Detokenizer
@@ -29,10 +29,11 @@ class RequestSpec:
 
     prompt: token ids, at least one. begun_at: when the caller's call began, on the runtime's clock;
     times of the usage count from there. structural, passing: prompt lengths worth a
-    checkpoint, to others or to this trajectory alone. cursor, known_len: a place in the tree whose
-    path equals `prompt[:known_len]`. replay: ids to absorb in place of sampling; stepwise: one by
-    one through decoding. verify: True compares with a cold run before the call returns, a number
-    is the share of calls compared after it.
+    checkpoint, to others or to this trajectory alone. after, known_len: the mark of a tip whose
+    path equals `prompt[:known_len]`. salts: further identity, as (position, digest). session: its
+    name, for listeners to events. replay: ids to absorb in place of sampling; stepwise: one by one
+    through decoding. verify: True compares with a cold run before the call returns, a number is
+    the share of calls compared after it.
     emit: called on the engine thread with (ids, text) as they come. finish: turns the result into
     what the caller's future gets, on the engine thread.
     """
@@ -44,13 +45,15 @@ class RequestSpec:
     finish: Callable[[EngineResult], Any]
     structural: tuple[int, ...] = ()
     passing: tuple[int, ...] = ()
-    cursor: Cursor | None = None
+    salts: tuple[tuple[int, bytes], ...] = ()
+    after: SessionRef | None = None
     known_len: int = 0
     replay: IntArray | None = None
     stepwise: bool = False
     return_logits: bool = False
     verify: bool | float = False
     priority: int = 0
+    session: str | None = None
     emit: Callable[[tuple[int, ...], str], None] | None = None
 
 

@@ -86,8 +86,10 @@ class Stepper:
                     request.tokens.array,
                     structural=spec.structural,
                     passing=spec.passing,
-                    cursor=spec.cursor,
+                    salts=spec.salts,
+                    after=spec.after,
                     known_len=spec.known_len,
+                    session=spec.session,
                 )
             except OutOfPages as short:
                 self._short(request, short)
@@ -323,7 +325,7 @@ class Stepper:
         try:
             value = request.spec.finish(result)
         except Exception as error:  # the caller's own error, delivered to that caller
-            self.cache.refs.leave(result.ref)
+            self.cache.leave(result.ref)
             request.future.set_exception(error)
             return
         request.future.set_result(value)
@@ -334,13 +336,14 @@ class Stepper:
         lease = request.lease
         assert lease is not None
         assert request.first_match is not None
-        frontier, filed = lease.locked, lease.filed
+        frontier = lease.frontier
         if request.stops.matched is not None:
             # The history ends where its text does, not on the ids that were sampled.
             while frontier.end > request.prompt_len:
                 assert frontier.parent is not None
                 frontier = frontier.parent
-        ref = self.cache.refs.hold(frontier, [node for node in filed if node is not frontier])
+        filed = [node for node in lease.filed if node is not frontier]
+        ref = self.cache.stand(frontier, filed, after=request.spec.after, lease=lease)
         return EngineResult(
             ids=request.outputs.copy(),
             text="".join(request.text),

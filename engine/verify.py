@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from agentcache.engine.backend import Batch, ModelBackend, Span
-from agentcache.pools.base import PageTable
 from agentcache.pools.layout import PoolSizes
+from agentcache.pools.table import PageTable
 from agentcache.pools.tensors import TensorPools
 
 if TYPE_CHECKING:

@@ -1,80 +1,191 @@
-"""Eviction: which entry leaves first. A policy is an ordering key; the order is a heap of nodes."""
+"""Eviction: which entry leaves first. A policy ranks nodes into queues, which are heaps."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from agentcache.errors import UnknownPolicy
-from agentcache.tree.node import Node
+from agentcache.policy.coverage import spacing
 
-__all__ = ["POLICIES", "EvictionOrder", "Key", "policy_key"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-Key = Callable[[Node], tuple[float, ...]]
-"""Smaller leaves first. Must depend only on the node, and change only where the cache says so."""
+    from agentcache.tree.node import Node
+
+__all__ = ["POLICIES", "EvictionOrder", "Heads", "Policy", "make_policy"]
+
+Rank = tuple[int, float]
+"""(queue, key): within a queue the smallest key leaves first."""
 
 
-def lru(node: Node) -> tuple[float, ...]:
-    """Least recently used first, whatever any session says."""
-    return (node.last_access,)
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What a policy chooses the next queue from.
 
-
-def session_lru(node: Node) -> tuple[float, ...]:
-    """Superseded checkpoints first, then what no live session stands on, then the tips; LRU within.
-
-    A checkpoint that its own trajectory has moved past, or whose trajectory is over, is worth
-    little at once. The boundaries that live tips share rank with them. A reference reorders and
-    never pins: tips leave too when nothing else is left.
+    nodes: the first of each queue, None where it is empty. weights: pages each queue's entries
+    hold. num_pages: pages there are.
     """
-    if node.refs > 0:
-        return (2.0, node.last_access)
-    return (0.0 if node.superseded else 1.0, node.last_access)
+
+    nodes: tuple[Node | None, ...]
+    weights: tuple[int, ...]
+    num_pages: int
 
 
-POLICIES: dict[str, Key] = {"lru": lru, "session-lru": session_lru, "auto": session_lru}
+class Policy(Protocol):
+    """Ranks entries. A rank depends on the node and the time, and changes only where the cache
+    says so (by pushing the node anew) or when `node.expires` has passed."""
+
+    num_queues: int
+
+    def rank(self, node: Node, now: float) -> Rank:
+        """The node's queue and its key there."""
+        ...
+
+    def choose(self, heads: Heads) -> int:
+        """The queue whose head leaves; at least one has one."""
+        ...
+
+
+class LRU:
+    """Least recently used first, whatever any session says."""
+
+    num_queues = 1
+
+    def rank(self, node: Node, now: float) -> Rank:
+        return 0, node.last_access
+
+    def choose(self, heads: Heads) -> int:
+        return 0
+
+
+_SUPERSEDED, _ORDINARY, _REFERENCED = range(3)
+
+
+class SessionLRU:
+    """Session-aware order: what its own trajectory has moved past or left, then what no live
+    session stands on, then what one does; least recently used first within the last two.
+
+    A reference reorders and never pins. It counts once, however many live sessions share it. It
+    expires when its session has been idle for `patience_s`, or for twice the time that
+    `idle(expect=...)` announced; what it marked is an ordinary entry from then on. Ordinary entries
+    have a share of the memory: while they hold less than `ordinary_share` of it, a reference that
+    was used longer ago than all of them leaves before them.
+
+    Superseded checkpoints of a path leave so that the gaps between the rest stay balanced (see
+    `policy.coverage`); ends that nobody stands on any more before all of them.
+    """
+
+    num_queues = 3
+
+    def __init__(self, ordinary_share: float = 1 / 8) -> None:
+        self.ordinary_share = ordinary_share
+
+    def rank(self, node: Node, now: float) -> Rank:
+        if node.refs > 0 and (node.expires is None or node.expires > now):
+            return _REFERENCED, node.last_access
+        if node.superseded and node.refs == 0:
+            return _SUPERSEDED, -1.0 if node.is_leaf else spacing(node)
+        return _ORDINARY, node.last_access
+
+    def choose(self, heads: Heads) -> int:
+        superseded, ordinary, referenced = heads.nodes
+        if superseded is not None:
+            return _SUPERSEDED
+        if ordinary is None:
+            return _REFERENCED
+        if referenced is None:
+            return _ORDINARY
+        few = heads.weights[_ORDINARY] < self.ordinary_share * heads.num_pages
+        if few and referenced.last_access < ordinary.last_access:
+            return _REFERENCED
+        return _ORDINARY
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "lru": LRU,
+    "session-lru": SessionLRU,
+    "auto": SessionLRU,
+}
 """By name; `auto` is the best one this version has."""
 
 
-def policy_key(name: str) -> Key:
-    """The ordering key of a policy. Raises UnknownPolicy."""
+def make_policy(name: str) -> Policy:
+    """A policy by its name. Raises UnknownPolicy."""
     try:
-        return POLICIES[name]
+        return POLICIES[name]()
     except KeyError:
         raise UnknownPolicy(name, list(POLICIES)) from None
 
 
 class EvictionOrder:
-    """Nodes by their key, lowest first, in O(log n) per change.
+    """Nodes by their rank, in O(log n) per change.
 
-    A node whose key may have changed is pushed anew; its older entries are skipped when they come
+    A node whose rank may have changed is pushed anew; its older entries are skipped when they come
     up. `pop` takes the entry out: whoever lets the node live on pushes it again.
     """
 
-    def __init__(self, key: Key) -> None:
-        self._key = key
-        self._heap: list[tuple[tuple[float, ...], int, int, Node]] = []
+    def __init__(self, policy: Policy, num_pages: int) -> None:
+        self._policy = policy
+        self._num_pages = num_pages
+        self._heaps: list[list[tuple[float, int, int, Node]]] = [
+            [] for _ in range(policy.num_queues)
+        ]
+        self._timers: list[tuple[float, int, int, Node]] = []
+        self._weights = [0] * policy.num_queues
         self._ticket = itertools.count()
         self._compact_at = 1024
 
-    def push(self, node: Node) -> None:
+    def push(self, node: Node, now: float) -> None:
         """Put a node at its present place."""
-        if node.generation:
+        self.remove(node)
+        if node.generation or node.is_root:
             return
-        node.stamp += 1
-        heapq.heappush(self._heap, (self._key(node), next(self._ticket), node.stamp, node))
-        if len(self._heap) > self._compact_at:
-            self._compact()
+        queue, key = self._policy.rank(node, now)
+        heapq.heappush(self._heaps[queue], (key, next(self._ticket), node.stamp, node))
+        if node.expires is not None and node.expires > now:
+            heapq.heappush(self._timers, (node.expires, next(self._ticket), node.stamp, node))
+        node.queue = queue
+        node.weight = sum(len(data.slots) for data in node.data.values() if data.tier == 1)
+        self._weights[queue] += node.weight
+        self._compact()
 
-    def pop(self) -> Node | None:
+    def remove(self, node: Node) -> None:
+        """Take a node out, if it is in."""
+        node.stamp += 1
+        if node.queue >= 0:
+            self._weights[node.queue] -= node.weight
+            node.queue = -1
+
+    def pop(self, now: float) -> Node | None:
         """The node that should leave first; None when there is none."""
-        while self._heap:
-            _, _, stamp, node = heapq.heappop(self._heap)
-            if stamp == node.stamp and node.generation == 0:
+        while self._timers and self._timers[0][0] <= now:
+            _, _, stamp, node = heapq.heappop(self._timers)
+            if stamp == node.stamp:
+                self.push(node, now)
+        heads = tuple(self._head(heap) for heap in self._heaps)
+        if all(head is None for head in heads):
+            return None
+        queue = self._policy.choose(Heads(heads, tuple(self._weights), self._num_pages))
+        node = heapq.heappop(self._heaps[queue])[3]
+        self.remove(node)
+        return node
+
+    def _head(self, heap: list[tuple[float, int, int, Node]]) -> Node | None:
+        while heap:
+            _, _, stamp, node = heap[0]
+            if stamp == node.stamp:
                 return node
+            heapq.heappop(heap)
         return None
 
     def _compact(self) -> None:
-        self._heap = [e for e in self._heap if e[2] == e[3].stamp and e[3].generation == 0]
-        heapq.heapify(self._heap)
-        self._compact_at = max(1024, 4 * len(self._heap))
+        """Throw stale entries out once they may be the most; amortised O(1) per push."""
+        if sum(map(len, self._heaps)) + len(self._timers) <= self._compact_at:
+            return
+        for heap in (*self._heaps, self._timers):
+            heap[:] = [entry for entry in heap if entry[2] == entry[3].stamp]
+            heapq.heapify(heap)
+        self._compact_at = max(1024, 4 * sum(map(len, self._heaps)))

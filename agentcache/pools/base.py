@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agentcache.types import IntArray
 
-__all__ = ["Counting", "PageAllocator", "PageTable", "Pools", "RowAllocator"]
+__all__ = ["Counting", "PageAllocator", "Pools", "RowAllocator"]
+
+_NOBODY = np.iinfo(np.int32).max
+"""The fill of a page whose rest is nobody's to claim."""
 
 
 class PageAllocator:
-    """Reference counts over pages `0..num_pages-1`.
+    """Reference counts over pages `0..num_pages-1`, whatever the pages hold.
 
     `fill[page]` is the first offset inside a page that nobody has written or claimed; positions
     below it never change. A sequence may go on inside a shared page only from `fill` on, by
     `claim`; everyone else copies.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.page_size = page_size
         self.refs = np.zeros(num_pages, dtype=np.int32)
         self.fill = np.zeros(num_pages, dtype=np.int32)
         self._free = _FreePages(num_pages)
@@ -63,7 +63,7 @@ class PageAllocator:
 
     def _own(self, pages: IntArray) -> IntArray:
         self.refs[pages] = 1
-        self.fill[pages] = self.page_size
+        self.fill[pages] = _NOBODY
         return pages
 
     def incref(self, pages: IntArray) -> None:
@@ -83,7 +83,7 @@ class PageAllocator:
         """Take the rest of a page from `offset` on, if nobody wrote there; one more holder then."""
         if self.fill[page] != offset:
             return False
-        self.fill[page] = self.page_size
+        self.fill[page] = _NOBODY
         self.refs[page] += 1
         return True
 
@@ -160,9 +160,9 @@ class _FreePages:
         self._is_free[pages] = True
         self._len += len(pages)
         self._top = max(self._top, int(pages.max()) + 1)
-        for page in pages.tolist():
-            if page == 0 or not self._is_free[page - 1]:
-                self._push(page)
+        follows = self._is_free[pages - 1] & (pages > 0)  # page 0 follows none; -1 is some page
+        for page in pages[~follows].tolist():
+            self._push(page)
 
 
 class RowAllocator:
@@ -195,65 +195,6 @@ class RowAllocator:
         heapq.heappush(self._free, row)
 
 
-class PageTable:
-    """The pages of one running sequence, in order, with its contiguous runs kept beside them."""
-
-    __slots__ = ("_pages", "_runs", "page_size")
-
-    def __init__(self, page_size: int, pages: IntArray) -> None:
-        self.page_size = page_size
-        self._pages: list[int] = []
-        self._runs: list[list[int]] = []
-        self.extend(pages)
-
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    @property
-    def capacity(self) -> int:
-        """Positions the table has room for."""
-        return len(self._pages) * self.page_size
-
-    @property
-    def last(self) -> int:
-        """The last page; -1 if there is none."""
-        return self._pages[-1] if self._pages else -1
-
-    def extend(self, pages: IntArray) -> None:
-        """Append pages."""
-        for page in pages.tolist():
-            if self._runs and self._runs[-1][0] + self._runs[-1][1] == page:
-                self._runs[-1][1] += 1
-            else:
-                self._runs.append([page, 1])
-            self._pages.append(page)
-
-    def replace_last(self, page: int) -> None:
-        """Put another page in the last one's place."""
-        self._pages.pop()
-        self._runs[-1][1] -= 1
-        if self._runs[-1][1] == 0:
-            self._runs.pop()
-        self.extend(np.array([page], dtype=np.int32))
-
-    def slice(self, start: int, stop: int) -> IntArray:
-        """The pages that cover positions [start, stop)."""
-        first, last = start // self.page_size, -(-stop // self.page_size)
-        return np.array(self._pages[first:last], dtype=np.int32)
-
-    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """(first slot, count) of the neighbouring token slots that hold positions [start, stop)."""
-        at = 0
-        for page, num in self._runs:
-            size = num * self.page_size
-            low, high = max(start, at), min(stop, at + size)
-            if low < high:
-                yield page * self.page_size + low - at, high - low
-            at += size
-            if at >= stop:
-                return
-
-
 class Pools(Protocol):
     """What the cache needs of the memory behind the slots. Slots and pages are integers.
 
@@ -271,8 +212,8 @@ class Pools(Protocol):
     @property
     def row_bytes(self) -> int: ...
 
-    def copy_tail(self, source: int, target: int, count: int) -> None:
-        """Copy the first `count` positions of a page into another."""
+    def copy_tail(self, kind: str, source: int, target: int, count: int) -> None:
+        """Copy the first `count` positions of a page of that kind of KV into another."""
         ...
 
     def save_state(self, row: int, pages: IntArray) -> None:
@@ -302,7 +243,7 @@ class Counting:
     page_bytes: int = 1
     row_bytes: int = 1
 
-    def copy_tail(self, source: int, target: int, count: int) -> None:
+    def copy_tail(self, kind: str, source: int, target: int, count: int) -> None:
         return
 
     def save_state(self, row: int, pages: IntArray) -> None:

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from agentcache.errors import BudgetTooSmall
+from agentcache.errors import BudgetTooSmall, ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KVLayout", "KVSpec", "PoolSizes", "StateLayout", "StateSpec", "divide_budget"]
+__all__ = [
+    "KVLayout",
+    "KVSpec",
+    "PoolSizes",
+    "SidecarSpec",
+    "StateLayout",
+    "StateSpec",
+    "divide_budget",
+]
 
 _ALIGN = 64
 
@@ -26,15 +34,59 @@ class KVSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SidecarSpec:
+    """Something else that a page of KV brings with it: it follows the page and has no vote.
+
+    One entry of `shape` for every `tokens` positions: 1 for the keys of an indexer or the KV of a
+    draft model, 4 or 128 for compressed KV (DeepSeek-V4's C4 and C128). An entry lies in the page
+    that holds its last position, and is there once that position is computed.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tokens: int = 1
+
+    def entries(self, page_size: int) -> int:
+        """Entries in a page; one where an entry stands for more positions than a page has.
+
+        Raises ConfigError where pages and entries would overlap in part.
+        """
+        if page_size % self.tokens and self.tokens % page_size:
+            raise ConfigError(
+                f"page_size is {page_size}, but {self.name} keeps one entry for {self.tokens} "
+                "positions; one of the two has to be a multiple of the other"
+            )
+        return max(1, page_size // self.tokens)
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes beside one page, aligned."""
+        num_bytes = self.entries(page_size) * prod(self.shape) * self.dtype.itemsize
+        return -(-num_bytes // _ALIGN) * _ALIGN
+
+    def place(self, entry: int, page_size: int) -> tuple[int, int]:
+        """(index of the page in its sequence, index in that page) of a sequence's entry.
+
+        >>> import torch
+        >>> SidecarSpec("c4", (8,), torch.float32, tokens=4).place(5, page_size=16)
+        (1, 1)
+        """
+        last = (entry + 1) * self.tokens - 1
+        return last // page_size, last % page_size // self.tokens if self.tokens < page_size else 0
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayout:
     """One token's KV of all layers, side by side: [layer, 2, num_kv_heads, head_dim].
 
     Token after token this way, any run of neighbouring slots is one strided view per layer, and a
-    page of all layers is one block of memory.
+    page of all layers is one block of memory. Sidecars lie in pools of their own, under the same
+    page numbers.
     """
 
     specs: tuple[KVSpec, ...]
     dtype: torch.dtype
+    sidecars: tuple[SidecarSpec, ...] = ()
 
     @property
     def token_elements(self) -> int:
@@ -82,7 +134,8 @@ class StateLayout:
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """How much of everything a set of pools has. Rows are padded to whole pages."""
+    """How much of everything a set of pools has. Rows are padded to whole pages; each page has
+    `sidecar_bytes` beside it."""
 
     num_pages: int
     page_size: int
@@ -90,6 +143,7 @@ class PoolSizes:
     state_pages: int
     num_rows: int
     num_staging: int
+    sidecar_bytes: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -99,9 +153,8 @@ class PoolSizes:
     @property
     def total_bytes(self) -> int:
         """Everything together: what the budget bounds."""
-        return (
-            self.num_pages * self.page_bytes + (self.num_rows + self.num_staging) * self.row_bytes
-        )
+        pages = self.num_pages * (self.page_bytes + self.sidecar_bytes)
+        return pages + (self.num_rows + self.num_staging) * self.row_bytes
 
     @classmethod
     def of(
@@ -117,7 +170,8 @@ class PoolSizes:
         """Sizes for given layouts; without KV a page is as large as a checkpoint."""
         page_bytes = page_size * kv.token_bytes or max(state.num_bytes, 1)
         state_pages = -(-state.num_bytes // page_bytes)
-        return cls(num_pages, page_size, page_bytes, state_pages, num_rows, num_staging)
+        beside = sum(sidecar.page_bytes(page_size) for sidecar in kv.sidecars)
+        return cls(num_pages, page_size, page_bytes, state_pages, num_rows, num_staging, beside)
 
 
 _NUM_STAGING = 2
@@ -133,7 +187,8 @@ def divide_budget(
     BudgetTooSmall when not even one row, one checkpoint and a page of KV fit.
     """
     one = PoolSizes.of(kv, state, num_pages=0, page_size=page_size, num_rows=1, num_staging=1)
-    minimum = 2 * one.row_bytes + (one.state_pages + 1) * one.page_bytes
+    page_bytes = one.page_bytes + one.sidecar_bytes
+    minimum = 2 * one.row_bytes + (one.state_pages + 1) * page_bytes
     if budget_bytes < minimum:
         raise BudgetTooSmall(budget_bytes, minimum)
     rows, staging = max_running, _NUM_STAGING
@@ -145,7 +200,7 @@ def divide_budget(
     return PoolSizes.of(
         kv,
         state,
-        num_pages=left // one.page_bytes,
+        num_pages=left // page_bytes,
         page_size=page_size,
         num_rows=rows,
         num_staging=staging,

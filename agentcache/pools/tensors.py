@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from agentcache.pools.base import PageAllocator, RowAllocator
 
 if TYPE_CHECKING:
-    from agentcache.pools.layout import KVLayout, PoolSizes, StateLayout, StateSpec
+    from agentcache.pools.layout import KVLayout, PoolSizes, SidecarSpec, StateLayout, StateSpec
     from agentcache.types import IntArray
 
 __all__ = ["TensorPools"]
@@ -28,6 +29,7 @@ class TensorPools:
 
     kv: per attention layer keys and values of every token slot, [num_slots, heads, dim] each.
     state: per (layer_idx, name) that tensor of every row, [rows, *shape].
+    sidecars: per name its entries beside every page, [num_pages, entries, *shape].
 
     poison: fill fresh and freed pages with NaN, so that a read of what nobody wrote, or of evicted
         data, cannot go unseen (tests).
@@ -45,7 +47,7 @@ class TensorPools:
         self.sizes = sizes
         self.kv_layout = kv
         self.state_layout = state
-        self.pages = PageAllocator(sizes.num_pages, sizes.page_size)
+        self.pages = PageAllocator(sizes.num_pages)
         self.rows = RowAllocator(sizes.num_rows)
         self.staging_rows = range(sizes.num_rows, sizes.num_rows + sizes.num_staging)
         self._poison = poison
@@ -57,6 +59,15 @@ class TensorPools:
         self._rows = torch.zeros(
             (sizes.num_rows + sizes.num_staging, sizes.row_bytes), dtype=torch.uint8, device=device
         )
+        self._beside = {
+            spec.name: torch.zeros(
+                (sizes.num_pages, spec.page_bytes(sizes.page_size)),
+                dtype=torch.uint8,
+                device=device,
+            )
+            for spec in kv.sidecars
+        }
+        self.sidecars = {spec.name: self._sidecar_view(spec) for spec in kv.sidecars}
         self.kv = self._kv_views()
         self.state = {
             (spec.layer_idx, spec.name): self._state_view(spec, at)
@@ -75,9 +86,13 @@ class TensorPools:
     def row_bytes(self) -> int:
         return self.sizes.row_bytes
 
-    def copy_tail(self, source: int, target: int, count: int) -> None:
+    def copy_tail(self, kind: str, source: int, target: int, count: int) -> None:
         num = count * self.kv_layout.token_bytes
         self._arena[target, :num] = self._arena[source, :num]
+        for spec in self.kv_layout.sidecars:  # entries whose last position is copied
+            whole = count // spec.tokens
+            entries = self.sidecars[spec.name]
+            entries[target, :whole] = entries[source, :whole]
 
     def save_state(self, row: int, pages: IntArray) -> None:
         index = torch.from_numpy(pages.astype("int64"))
@@ -92,7 +107,9 @@ class TensorPools:
 
     def on_free(self, pages: IntArray) -> None:
         if self._poison:
-            self._arena[torch.from_numpy(pages.astype("int64"))] = _NAN_BYTE
+            index = torch.from_numpy(pages.astype("int64"))
+            for memory in (self._arena, *self._beside.values()):
+                memory[index] = _NAN_BYTE
 
     def copy_row(self, source: int, target: int) -> None:
         """Copy a running or staged state into another row."""
@@ -100,7 +117,8 @@ class TensorPools:
 
     def held_bytes(self) -> int:
         """Bytes of the tensors' storages, whatever is used of them."""
-        return self._arena.untyped_storage().nbytes() + self._rows.untyped_storage().nbytes()
+        memories = (self._arena, self._rows, *self._beside.values())
+        return sum(memory.untyped_storage().nbytes() for memory in memories)
 
     def _kv_views(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """Per attention layer keys and values of every token slot, [num_slots, heads, dim]."""
@@ -116,6 +134,13 @@ class TensorPools:
             out[spec.layer_idx] = (keys, values)
             at += 2 * size
         return out
+
+    def _sidecar_view(self, spec: SidecarSpec) -> torch.Tensor:
+        """A sidecar's entries beside every page, [num_pages, entries, *shape]."""
+        entries = spec.entries(self.sizes.page_size)
+        num_bytes = entries * prod(spec.shape) * spec.dtype.itemsize
+        flat = self._beside[spec.name][:, :num_bytes].view(spec.dtype)
+        return flat.view(len(flat), entries, *spec.shape)
 
     def _state_view(self, spec: StateSpec, at: int) -> torch.Tensor:
         """One state tensor of all rows, [rows, *shape]."""

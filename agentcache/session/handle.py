@@ -21,10 +21,12 @@ from agentcache.errors import (
     UnknownTip,
     UnsupportedOption,
 )
+from agentcache.events import Event
 from agentcache.session.miss import explain_miss
 from agentcache.session.options import CallOptions, check_options, sampling_of, seconds_of
 from agentcache.session.streams import TurnStream
 from agentcache.session.turn import Turn
+from agentcache.tree.key import Salt
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,11 +36,12 @@ if TYPE_CHECKING:
     from agentcache.engine.chat import Message
     from agentcache.engine.loop import Submission
     from agentcache.engine.tokenizer import Tokenizer
+    from agentcache.events import EventName, Events
     from agentcache.session.history import History, SessionTip
     from agentcache.session.prompts import Prompt, PromptBuilder
-    from agentcache.sessions.refs import References
     from agentcache.sessions.registry import Registry, SessionRecord
     from agentcache.tree.key import Namespace
+    from agentcache.tree.radix_tree import Salts
     from agentcache.types import IntArray
 
 __all__ = ["Host", "Session"]
@@ -47,13 +50,30 @@ T = TypeVar("T")
 Tools = Sequence[Mapping[str, Any]]
 
 
+class Marks(Protocol):
+    """Where the tips of sessions stand in the cache; on the engine thread only."""
+
+    def stand_again(self, ref: SessionRef) -> SessionRef:
+        """One more mark where another one is, or at what is left of its path."""
+        ...
+
+    def expect(self, seconds: float, *refs: SessionRef) -> None:
+        """Their session is expected back in about that many seconds."""
+        ...
+
+    def leave(self, *refs: SessionRef) -> None:
+        """Give marks up."""
+        ...
+
+
 class Host(Protocol):
     """What a session needs of its runtime."""
 
     prompts: PromptBuilder
     tokenizer: Tokenizer
     registry: Registry[History]
-    refs: References
+    marks: Marks
+    events: Events
     end_id: int | None
     verify: bool | float
     clock: Clock
@@ -63,7 +83,7 @@ class Host(Protocol):
         """Most tokens of prompt and reply together."""
         ...
 
-    def namespace(self, tenant: str | None) -> Namespace:
+    def namespace(self, tenant: str | None, shared_head: bool = False) -> Namespace:
         """Who may share what with whom."""
         ...
 
@@ -101,6 +121,9 @@ class Session:
         self._collect = weakref.finalize(self, _collect, host, record) if is_unnamed else None
         if self._collect is not None:
             self._collect.atexit = False
+        if not record.announced:
+            record.announced = True
+            _tell(host, record, "open")
 
     @overload
     def chat(
@@ -277,12 +300,12 @@ class Session:
 
     def _hold(self, tip: SessionTip) -> SessionRef:
         """A mark where a tip stands, or at what is left of its path."""
-        refs = self._host.refs
-        return self._host.on_engine(lambda: refs.hold(tip.ref.frontier.living()))
+        marks, ref = self._host.marks, tip.ref
+        return self._host.on_engine(lambda: marks.stand_again(ref))
 
     def _leave(self, refs: Sequence[SessionRef]) -> None:
         if refs:
-            self._host.on_engine(lambda: self._host.refs.leave_all(refs))
+            self._host.on_engine(lambda: self._host.marks.leave(*refs))
 
     @property
     def id(self) -> str:
@@ -317,11 +340,17 @@ class Session:
     def idle(self, expect: float | str | None = None) -> None:
         """Hint: the session waits for a tool, for about `expect` seconds (or "30s", "5m", "1h").
 
-        Kept with the session for policies that weigh it; the LRU policies do not.
+        Its place in the cache counts as that of a live session for twice that time, in place of ten
+        minutes; then it is an ordinary entry until the next turn. Without `expect` nothing changes.
         Raises InvalidRequest for a text that is no duration.
         """
-        self._record.check_open()
-        self._record.expect_s = None if expect is None else seconds_of(expect)
+        record, host = self._record, self._host
+        record.check_open()
+        seconds = record.expect_s = None if expect is None else seconds_of(expect)
+        if seconds is None:
+            return
+        refs = [tip.ref for tip in record.tips()]
+        host.on_engine_later(lambda: host.marks.expect(seconds, *refs))
 
     def stats(self) -> dict[str, Any]:
         """What the session did and where it stands."""
@@ -340,10 +369,13 @@ class Session:
 
     def close(self) -> None:
         """Drop the session's marks; later calls raise SessionClosed. A running call finishes."""
+        was_open = not self._record.closed
         refs = self._record.close()
         self._host.registry.forget(self._record)
         with suppress(RuntimeClosed):  # then the marks are gone with the cache they were in
             self._leave(refs)
+        if was_open:
+            _tell(self._host, self._record, "close")
 
     def detach(self) -> None:
         """Keep the session for `rt.session(id)`, also past the end of a `with` block."""
@@ -433,19 +465,21 @@ class Session:
         verify = options.get("verify")
         spec = RequestSpec(
             prompt=prompt.ids,
-            namespace=self._host.namespace(record.tenant).digest(),
+            namespace=self._host.namespace(record.tenant, record.shared_head).digest(),
             sampling=sampling_of(options, self._host.max_len - len(prompt.ids)),
             begun_at=begun_at,
             finish=partial(self._finish, prompt),
             structural=prompt.structural,
             passing=prompt.passing,
-            cursor=tip.ref.frontier if tip is not None else None,
-            known_len=prompt.shared_len,
+            after=tip.ref if tip is not None else None,
+            salts=_salts(prompt, record),
+            known_len=prompt.known_len,
             replay=replay,
             stepwise=options.get("stepwise", False),
             return_logits=options.get("return_logits", False),
             verify=self._host.verify if verify is None else verify,
             priority=record.priority,
+            session=record.id,
             emit=None if stream is None else stream.emit,
         )
         return self._host.submit(spec)
@@ -476,7 +510,10 @@ class Session:
         message = host.prompts.parse_reply(prompt, result.text)
         history = self._history(prompt, result, message)
         tip, leaving = self._record.advance(prompt.tip, prompt.shared_len, history, result.ref)
-        host.refs.leave_all(leaving)
+        host.marks.leave(*leaving)
+        node = result.ref.frontier.node
+        if tip is not None:
+            _tell(host, self._record, "move", key=node.id, boundary=node.end)
         self._record.count(result.usage.prompt_tokens, result.usage.cached_tokens)
         return Turn(
             ids=result.ids,
@@ -503,10 +540,29 @@ class Session:
         return prompts.extend(prompt, reply, frontier, copy.deepcopy(dict(message)))
 
 
+def _salts(prompt: Prompt, record: SessionRecord[History]) -> Salts:
+    """What keeps the tail behind a shared head to the session's own tenant."""
+    if not record.shared_head:
+        return ()
+    return ((prompt.head_len, Salt(at=prompt.head_len, tenant=record.tenant).digest()),)
+
+
 def _collect(host: Host, record: SessionRecord[History]) -> None:
     """Close a session whose handle was dropped; on whatever thread that happens to be."""
+    was_open = not record.closed
     refs = record.close()
     host.registry.forget(record)
     if refs:
         with suppress(RuntimeClosed):
-            host.on_engine_later(lambda: host.refs.leave_all(refs))
+            host.on_engine_later(lambda: host.marks.leave(*refs))
+    if was_open:
+        _tell(host, record, "close")
+
+
+def _tell(
+    host: Host, record: SessionRecord[History], name: EventName, key: int = -1, boundary: int = 0
+) -> None:
+    """Tell listeners what became of a session."""
+    host.events.emit(
+        Event(name, key=key, boundary=boundary, session=record.id, tenant=record.tenant)
+    )

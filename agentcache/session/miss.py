@@ -34,9 +34,10 @@ def explain_miss(
         at_token=at,
         message=builder.message_at(prompt, at),
         reason=reason,
-        vetoed_by=match.vetoed_by.value if match.vetoed_by else None,
+        vetoed_by=match.vetoed_by,
         kv_len=match.lens.get(Kind.FULL, 0),
         state_len=match.lens.get(Kind.STATE, 0),
+        window_len=match.lens.get(Kind.SWA, 0),
         expected=tokenizer.decode(known[at : at + _SHOWN].tolist()),
         got=tokenizer.decode(prompt.ids[at : at + _SHOWN].tolist()),
         evicted_at=_evicted_at(prompt) if reason == "evicted" else None,
@@ -48,7 +49,9 @@ def _reason(prompt: Prompt, match: Match) -> tuple[int, MissReason]:
     tip = prompt.tip
     if tip is None:
         known = match.known_len
-        return known, "no_checkpoint" if known - match.boundary > FEW_TOKENS else "new"
+        if known - match.boundary <= FEW_TOKENS:
+            return known, "new"
+        return known, "window_gap" if match.vetoed_by == Kind.SWA else "no_checkpoint"
     if match.boundary < min(tip.history.frontier, prompt.shared_len) and not prompt.leaves_tip:
         return prompt.shared_len, "evicted"
     if prompt.leaves_tip:

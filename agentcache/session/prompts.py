@@ -50,6 +50,14 @@ class Prompt:
         return self.rendered is not None and self.rendered.in_thinking
 
     @property
+    def known_len(self) -> int:
+        """How many tokens are known to lie on the tip's path: a head that ends elsewhere is told
+        apart from there on."""
+        if self.tip is None or self.tip.history.head_len == self.head_len:
+            return self.shared_len
+        return min(self.shared_len, self.head_len, self.tip.history.head_len)
+
+    @property
     def leaves_tip(self) -> bool:
         """Whether the history goes on differently than the prompt."""
         return self.tip is not None and self.shared_len < len(self.tip.history.ids)
@@ -69,7 +77,9 @@ class PromptBuilder:
         if not len(array):
             raise InvalidRequest("the prompt is empty; give at least one token")
         tip, shared = _closest(array, tips)
-        return Prompt(array, tip, shared, structural=(), passing=(len(array) - 1,))
+        head = tip.history.head_len if tip is not None else 0
+        head = head if head <= shared else 0
+        return Prompt(array, tip, shared, (), passing=(len(array) - 1,), head_len=head)
 
     def from_messages(
         self,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -28,10 +30,11 @@ class MissReport:
     at_token: first token that differs from what was known, or the end of what was known.
     message: (index, role) of the message that holds it, where the prompt was made of messages.
     reason: "new": nothing beyond it was known; "diverged": the prompt leaves the session's history;
-        "no_checkpoint": tokens were known further, but no state stands there; "evicted": the state
-        was there and had to leave; the others belong to models and options of later versions.
-    vetoed_by: the component that kept the boundary shortest ("full", "state"), if one did.
-    kv_len, state_len: how far each alone would have allowed reuse, in tokens.
+        "no_checkpoint": tokens were known further, but no state stands there; "window_gap": the
+        same for the window of attention layers that see only so far; "evicted": it was there and
+        had to leave; the others belong to models and options of later versions.
+    vetoed_by: the component that kept the boundary shortest ("full", "swa", "state"), if one did.
+    kv_len, state_len, window_len: how far each alone would have allowed reuse, in tokens.
     expected, got: texts around the point, of the history and of the prompt.
     evicted_at: when the state left, on the runtime's clock.
     fallback: why a continued history had to be rendered as a whole, where the template forced it.
@@ -47,6 +50,7 @@ class MissReport:
     got: str
     evicted_at: float | None = None
     fallback: str | None = None
+    window_len: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
@@ -54,6 +58,59 @@ class MissReport:
             name: list(value) if isinstance(value, tuple) else value
             for name, value in ((name, getattr(self, name)) for name in self.__slots__)
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> MissReport:
+        """The inverse of `to_json`. Raises TypeError where fields are missing or unknown."""
+        message = values.get("message")
+        return cls(**{**values, "message": None if message is None else tuple(message)})
+
+    def __str__(self) -> str:
+        """The report in words.
+
+        >>> report = MissReport(7, (2, "tool"), "diverged", None, 7, 4, "12:01", "12:02")
+        >>> print(report)
+        The prompt leaves the session's history at token 7, in message 2 (tool): "12:01" was there,
+        "12:02" is now. The recurrent state is known up to token 4, the KV up to token 7.
+        """
+        parts = [self._why(), self._lens()]
+        if self.fallback is not None:
+            parts.append(f"The history was rendered as a whole: {self.fallback}.")
+        return textwrap.fill(" ".join(part for part in parts if part), 100)
+
+    def _why(self) -> str:
+        where = f"token {self.at_token:,}"
+        if self.message is not None:
+            where += f", in message {self.message[0]} ({self.message[1]})"
+        if self.reason == "diverged":
+            was, now = json.dumps(self.expected), json.dumps(self.got)
+            return (
+                f"The prompt leaves the session's history at {where}: {was} was there, "
+                f"{now} is now."
+            )
+        if self.reason == "evicted":
+            at = "" if self.evicted_at is None else f" at {self.evicted_at:.1f} s"
+            return f"The prompt goes on from {where}, but what was kept there was evicted{at}."
+        if self.reason == "new":
+            return f"All that is known ends at {where}." if self.at_token else "Nothing is known."
+        lost = {
+            "no_checkpoint": "no checkpoint stands there",
+            "window_gap": "no window is whole there",
+        }
+        return f"The tokens are known up to {where}, but {lost.get(self.reason, self.reason)}."
+
+    def _lens(self) -> str:
+        """How far each kind reaches, where they differ."""
+        lens = {
+            "The recurrent state": self.state_len,
+            "the window": self.window_len,
+            "the KV": self.kv_len,
+        }
+        told = {name: end for name, end in lens.items() if end or name != "the window"}
+        if len(set(told.values())) < 2:
+            return ""
+        known = ", ".join(f"{name} up to token {end:,}" for name, end in told.items())
+        return known.replace(" up to", " is known up to", 1) + "."
 
 
 @dataclass(frozen=True, eq=False)

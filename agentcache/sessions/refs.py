@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from agentcache.tree.node import Cursor, Node
 
@@ -13,71 +13,148 @@ if TYPE_CHECKING:
 __all__ = ["References", "SessionRef"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class _Anchor:
+    """One shared boundary above some tips of one line of descent, and the next one above it.
+
+    Tips that go on from one another, or were forked, hold the same chain; `holders` counts the tips
+    and chains that hang on it, so that a turn touches only what it adds.
+    """
+
+    at: Cursor
+    above: _Anchor | None
+    holders: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class SessionRef:
     """One tip's mark: its frontier, the shared boundaries above it, and what else its turn filed.
 
-    Held until `leave`, once.
+    memo: what the cache wants back when the trajectory goes on; opaque here. Held until `leave`.
     """
 
     frontier: Cursor
     filed: tuple[Cursor, ...]
-    shared: tuple[Cursor, ...] = ()
+    memo: Any = None
     held: bool = True
+    _anchor: _Anchor | None = field(default=None, repr=False)
 
 
 class References:
     """Counts, per frontier and shared boundary, the live tips that need it. Engine thread only.
 
-    `reorder` is told of every node whose place in the eviction order may have changed.
+    `reorder` is told of every node whose place in the eviction order may have changed. Moving a
+    mark along its trajectory costs O(what the turn added), however long the trajectory is.
+
+    patience_s: seconds without a turn after which a mark stops to count.
     """
 
-    def __init__(self, reorder: Callable[[Node], None]) -> None:
+    def __init__(self, reorder: Callable[[Node], None], patience_s: float = 600.0) -> None:
         self._reorder = reorder
+        self._patience_s = patience_s
 
-    def hold(self, frontier: Node, filed: Iterable[Node] = ()) -> SessionRef:
-        """A live tip stands at `frontier`; `filed` are further checkpoints of its turn."""
-        shared = _structural_above(frontier)
-        for node in (frontier, *shared):
+    def hold(
+        self,
+        frontier: Node,
+        filed: Iterable[Node] = (),
+        *,
+        after: SessionRef | None = None,
+        now: float = 0.0,
+    ) -> SessionRef:
+        """A live tip stands at `frontier`; `filed` are further checkpoints of its turn.
+
+        after: the mark that the turn went on from, which may have been left meanwhile.
+        """
+        frontier.refs += 1
+        frontier.superseded = False
+        anchor = self._anchors(frontier, after)
+        if anchor is not None:
+            anchor.holders += 1
+        marks = tuple(Cursor.at(node) for node in filed)
+        ref = SessionRef(Cursor.at(frontier), marks, _anchor=anchor)
+        self.expect(ref, now, self._patience_s)
+        return ref
+
+    def expect(self, ref: SessionRef, now: float, seconds: float) -> None:
+        """The tip's session is expected back within that time; its mark counts as long.
+
+        Where several tips stand on one node, the longest time holds.
+        """
+        until = now + seconds
+        node = ref.frontier.node
+        if ref.held and ref.frontier.alive:
+            others = node.expires if node.refs > 1 and node.expires is not None else until
+            node.expires = max(until, others)
+            self._reorder(node)
+        anchor = ref._anchor
+        while anchor is not None:
+            expires = anchor.at.node.expires
+            if expires is not None and expires >= until - seconds / 2:
+                return  # whoever prolonged it prolonged what lies above it too
+            if anchor.at.alive:
+                anchor.at.node.expires = until
+                self._reorder(anchor.at.node)
+            anchor = anchor.above
+
+    def _anchors(self, frontier: Node, after: SessionRef | None) -> _Anchor | None:
+        """The chain of shared boundaries above a frontier, built on that of `after`."""
+        chain, begun = None, None
+        if after is not None and after.held:  # its chain has all that lies above its frontier
+            chain, begun = after._anchor, after.frontier.node
+        new: list[Node] = []
+        node = frontier.parent
+        while node is not None and not node.is_root:
+            while chain is not None and (not chain.at.alive or chain.at.node.end > node.end):
+                chain = chain.above
+            if chain is not None and chain.at.node is node:
+                break
+            if node.structural:
+                new.append(node)
+            if node is begun:
+                break
+            node = node.parent
+        for node in reversed(new):
             node.refs += 1
             node.superseded = False
             self._reorder(node)
-        return SessionRef(
-            Cursor.at(frontier),
-            tuple(Cursor.at(node) for node in filed),
-            tuple(Cursor.at(node) for node in shared),
-        )
+            if chain is not None:
+                chain.holders += 1
+            chain = _Anchor(Cursor.at(node), chain)
+        return chain
 
     def leave(self, ref: SessionRef) -> None:
         """The tip has moved on, was rewound, or its session is over. Twice is the same as once."""
         if not ref.held:
             return
         ref.held = False
-        for cursor in (ref.frontier, *ref.shared):
-            if cursor.alive:
-                cursor.node.refs -= 1
-        for cursor in (ref.frontier, *ref.shared, *ref.filed):
+        ref.memo = None
+        self._drop(ref.frontier)
+        for cursor in ref.filed:
             if cursor.alive:
                 self._supersede(cursor.node)
+        anchor = ref._anchor
+        ref._anchor = None
+        while anchor is not None:
+            anchor.holders -= 1
+            if anchor.holders:
+                return
+            self._drop(anchor.at)
+            anchor = anchor.above
 
     def leave_all(self, refs: Iterable[SessionRef]) -> None:
         """`leave` each of them."""
         for ref in refs:
             self.leave(ref)
 
+    def _drop(self, cursor: Cursor) -> None:
+        if cursor.alive:
+            cursor.node.refs -= 1
+            self._supersede(cursor.node)
+
     def _supersede(self, node: Node) -> None:
         """Mark a checkpoint as worth little, unless others can still want it."""
-        if node.refs == 0 and not node.structural and len(node.children) <= 1:
-            node.superseded = True
+        if node.refs == 0:
+            node.expires = None
+            if not node.structural and len(node.children) <= 1:
+                node.superseded = True
         self._reorder(node)
-
-
-def _structural_above(frontier: Node) -> list[Node]:
-    """Shared boundaries on the way to a frontier: where a tip that is lost goes back to."""
-    out: list[Node] = []
-    node = frontier.parent
-    while node is not None:
-        if node.structural:
-            out.append(node)
-        node = node.parent
-    return out

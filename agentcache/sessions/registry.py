@@ -57,8 +57,10 @@ class SessionRecord(Generic[H]):
     generation: int
     parent: str | None = None
     priority: int = 0
+    shared_head: bool = False
     expect_s: float | None = None
     closed: bool = False
+    announced: bool = False
     forks: int = 0
     _tips: dict[int, Tip[H]] = field(default_factory=dict)
     _numbers: int = 0
@@ -173,12 +175,17 @@ class Registry(Generic[H]):
         self._generation = 0
 
     def open(
-        self, id: str | None, tenant: str | None, parent: str | None, priority: int
+        self,
+        id: str | None,
+        tenant: str | None,
+        parent: str | None,
+        priority: int,
+        shared_head: bool | None = None,
     ) -> SessionRecord[H]:
         """The open session of that id, or a new one; without an id always a new one.
 
         A priority given for an open session is its priority from now on. Raises SessionError for
-        another parent than it has.
+        another parent than it has, or another `shared_head`.
         """
         with self._lock:
             self._generation += 1
@@ -189,9 +196,16 @@ class Registry(Generic[H]):
                     raise SessionError(
                         f"session {name!r} is open with parent {record.parent!r}, not {parent!r}"
                     )
+                if shared_head not in (None, record.shared_head):
+                    raise SessionError(
+                        f"session {name!r} is open with shared_head={record.shared_head}; "
+                        "close it first"
+                    )
                 record.priority = priority or record.priority
             else:
-                record = SessionRecord(name, tenant, self._generation, parent, priority)
+                record = SessionRecord(
+                    name, tenant, self._generation, parent, priority, bool(shared_head)
+                )
                 self._records[tenant, name] = record
             return record
 
@@ -204,7 +218,9 @@ class Registry(Generic[H]):
         """A new session with `source` as its parent. Raises SessionError if the id is open."""
         with self._lock:
             name = self._fresh(source.next_fork_id(), source.tenant) if id is None else id
-            return self.create(name, source.tenant, source.id, source.priority)
+            child = self.create(name, source.tenant, source.id, source.priority)
+            child.shared_head = source.shared_head
+            return child
 
     def create(
         self, id: str, tenant: str | None, parent: str | None, priority: int

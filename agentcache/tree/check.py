@@ -11,32 +11,44 @@ from agentcache.types import IntArray, Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agentcache.tree.radix_tree import RadixTree
+    from agentcache.tree.node import Node
+    from agentcache.tree.radix_tree import RadixTree, ReuseRule
 
 __all__ = ["check_pages", "check_tree"]
 
 
-def check_tree(tree: RadixTree, page_size: int) -> None:
+def check_tree(tree: RadixTree) -> None:
     """Assert what always holds between the nodes of a tree.
 
-    Children hang under their first token; positions are seamless; KV covers each node; KV is
-    unbroken from the root; a leaf that nobody holds is a boundary for every component.
+    Children hang under their first token; positions are seamless; KV covers each node, and so is
+    unbroken from the root; windows cover what they reach; a leaf that nobody holds is a boundary
+    for every component.
     """
     for node in tree.nodes():
         parent = node.parent
         assert parent is not None
         assert node.generation == 0, f"{node} left the tree but hangs in it"
         assert len(node.tokens) > 0, f"{node} has no tokens"
-        assert parent.children.get(int(node.tokens[0])) is node, f"{node} hangs under another token"
+        assert parent.children.get(node.key) is node, f"{node} hangs under another token"
         assert node.start == parent.end, f"{node} does not go on from {parent}"
         assert node.locks >= 0
         assert node.refs >= 0
-        if tree.has(Kind.FULL):
-            pages = node.data[Kind.FULL].slots
-            wanted = -(-node.end // page_size) - node.start // page_size
-            assert len(pages) == wanted, f"{node} holds {len(pages)} pages for {wanted}"
+        for rule in tree.rules:
+            _check_data(rule, node)
         if tree.can_remove(node):
-            assert tree.is_boundary(node), f"{node} is a leaf that nobody can reuse"
+            assert tree.is_usable(node), f"{node} is a leaf that nobody can reuse"
+
+
+def _check_data(rule: ReuseRule, node: Node) -> None:
+    """What a component keeps at a node covers what it says."""
+    data = node.data.get(rule.kind)
+    if rule.kind == Kind.FULL:
+        assert data is not None, f"{node} has no KV"
+        assert data.start == node.start, f"KV of {node} begins at {data.start}"
+    size: int | None = getattr(rule, "page_size", None)
+    if data is not None and size is not None:
+        wanted = -(-node.end // size) - data.start // size
+        assert len(data.slots) == wanted, f"{node} holds {len(data.slots)} pages for {wanted}"
 
 
 def check_pages(tree: RadixTree, refs: IntArray, held: Iterable[IntArray], num_free: int) -> None:

@@ -8,19 +8,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from agentcache.types import IntArray, Kind
+    from agentcache.types import IntArray
 
-__all__ = ["EMPTY_TOKENS", "Cursor", "Node", "Residency"]
+__all__ = ["EMPTY_TOKENS", "ChildKey", "Cursor", "Node", "Residency"]
+
+ChildKey = int | tuple[bytes, int]
+"""What a child hangs under: its first token, with a salt where a salted range begins there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Where one component's data of a node lies: the tier (1 = device) and its slots there.
+    """Where one component's data of a node lies: its slots, from position `start` on, and the tier.
 
-    FULL: page numbers that cover the node's positions. STATE: page numbers of its checkpoint.
+    Tier 1 is the device. Slots of KV are page numbers that cover [start, node.end); those of a
+    checkpoint are the pages that hold it.
     """
 
     slots: IntArray
+    start: int
     tier: int = 1
 
 
@@ -28,7 +33,8 @@ class Node:
     """One edge's tokens plus per-component data; positions are counted from the root.
 
     `end` is the position after the node's last token and never changes: a split gives the upper
-    part to a new node and leaves the lower part here. Counters are owned by the tree.
+    part to a new node and leaves the lower part here. Counters are owned by the tree and by the
+    session references; `queue`, `stamp` and `weight` belong to the eviction order.
     """
 
     __slots__ = (
@@ -36,36 +42,56 @@ class Node:
         "data",
         "end",
         "evicted_at",
+        "expires",
         "generation",
+        "id",
         "last_access",
         "locks",
+        "moved",
         "parent",
+        "queue",
         "refs",
+        "salt",
         "stamp",
         "structural",
         "superseded",
         "tokens",
+        "weight",
     )
 
-    def __init__(self, tokens: IntArray, parent: Node | None, end: int) -> None:
+    def __init__(
+        self, id: int, tokens: IntArray, parent: Node | None, end: int, salt: bytes | None = None
+    ) -> None:
+        self.id = id
         self.tokens = tokens
         self.parent = parent
         self.end = end
-        self.children: dict[int, Node] = {}
-        self.data: dict[Kind, Residency] = {}
+        self.salt = salt
+        self.children: dict[ChildKey, Node] = {}
+        self.data: dict[str, Residency] = {}
         self.locks = 0
         self.refs = 0
         self.last_access = 0.0
+        self.expires: float | None = None
         self.superseded = False
         self.structural = False
         self.generation = 0
+        self.moved = 0
         self.stamp = 0
+        self.queue = -1
+        self.weight = 0
         self.evicted_at: float | None = None
 
     @property
     def start(self) -> int:
         """Position of the node's first token."""
         return self.end - len(self.tokens)
+
+    @property
+    def key(self) -> ChildKey:
+        """What the node hangs under in its parent."""
+        first = int(self.tokens[0])
+        return first if self.salt is None else (self.salt, first)
 
     @property
     def is_root(self) -> bool:
@@ -76,7 +102,7 @@ class Node:
         return not self.children
 
     def __repr__(self) -> str:
-        kinds = ",".join(kind.value for kind in self.data)
+        kinds = ",".join(self.data)
         return f"Node({self.start}..{self.end} {kinds} locks={self.locks} refs={self.refs})"
 
 

@@ -9,51 +9,59 @@ Who holds what, for the path root → A → B of one sequence and a third node C
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from agentcache.errors import LeaseError
 from agentcache.tree.key import common_prefix_len
-from agentcache.tree.node import EMPTY_TOKENS, Node
-from agentcache.types import IntArray, Kind, Vote
+from agentcache.tree.node import EMPTY_TOKENS, ChildKey, Node, Residency
+from agentcache.types import IntArray, Vote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Freed", "Inserted", "Match", "RadixTree", "ReuseRule"]
+__all__ = ["Freed", "Inserted", "Match", "RadixTree", "ReuseRule", "Salts", "Split"]
+
+Salts = tuple[tuple[int, bytes], ...]
+"""(position, digest) in ascending order: from there on a sequence is known by its digest too."""
+
+_ITEM = 4
+"""Bytes per token id."""
 
 
 class ReuseRule(Protocol):
     """What the tree asks of a component; see `components.base.Component`."""
 
-    kind: Kind
-
-    def vote(self, node: Node) -> Vote: ...
+    @property
+    def kind(self) -> str: ...
+    def vote(self, node: Node, at: int) -> Vote: ...
     def on_split(self, upper: Node, lower: Node) -> IntArray: ...
     def commit(self, node: Node, slots: IntArray) -> None: ...
-    def lock(self, node: Node) -> None: ...
-    def unlock(self, node: Node) -> None: ...
-    def evict(self, node: Node) -> IntArray | None: ...
+    def evict(self, node: Node) -> Residency | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
     """What is known of a token sequence.
 
-    node, boundary: the deepest node that every component accepts, and its end (0: nothing).
-    known_node, known_len: how far the tokens themselves are known, `known_len` possibly inside the
-        edge of `known_node`.
-    lens: per component the deepest position it alone would accept, at most `limit`.
+    node, boundary: the deepest position that every component accepts (0: none) and the node in
+        whose edge, or at whose end, it lies.
+    known_node, known_len: how far the tokens themselves are known, in the same terms.
+    lens: per component the deepest position it alone would accept, at most the limit asked for.
+    loadable_node, loadable: like node and boundary, if what lies on lower tiers were loaded.
     """
 
     node: Node
     boundary: int
     known_node: Node
     known_len: int
-    lens: dict[Kind, int]
+    lens: dict[str, int]
+    loadable_node: Node
+    loadable: int
 
     @property
-    def vetoed_by(self) -> Kind | None:
+    def vetoed_by(self) -> str | None:
         """The component that kept the boundary shortest, if any did."""
         worst = min(self.lens, key=lambda kind: self.lens[kind], default=None)
         if worst is None or self.lens[worst] >= max(self.lens.values()):
@@ -62,23 +70,37 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """An edge was cut: `upper` is new and ends where `lower`, which it was cut from, now begins.
+
+    shared: slots that both hold from now on, each with one more reference to count.
+    """
+
+    upper: Node
+    lower: Node
+    shared: tuple[tuple[str, IntArray], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inserted:
     """The node that ends where the insertion ended, and what changed on the way.
 
-    created: nodes without data yet, whose slots the caller has to commit. shared: slots that one
-    more node holds since a split.
+    created: nodes without data yet, whose slots the caller has to commit.
     """
 
     node: Node
     created: tuple[Node, ...]
-    shared: tuple[tuple[Kind, IntArray], ...]
+    splits: tuple[Split, ...]
 
 
 @dataclass(slots=True)
 class Freed:
-    """Slots whose reference the tree gave up, with the nodes that left it."""
+    """Data that the tree gave up, by kind, with the nodes that left it.
 
-    slots: list[tuple[Kind, IntArray]] = field(default_factory=list)
+    survivor: the first ancestor that stays.
+    """
+
+    data: list[tuple[str, Residency]] = field(default_factory=list)
     removed: list[Node] = field(default_factory=list)
     survivor: Node | None = None
 
@@ -91,138 +113,163 @@ class RadixTree:
 
     def __init__(self, rules: Sequence[ReuseRule]) -> None:
         assert rules, "a tree needs at least one component"
+        assert len({rule.kind for rule in rules}) == len(rules), "two components of one kind"
         self.rules = tuple(rules)
         self._by_kind = {rule.kind: rule for rule in rules}
         self._roots: dict[bytes, Node] = {}
+        self._ids = itertools.count()
 
     def root(self, namespace: bytes) -> Node:
         """The root of a namespace, made on first use."""
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Node(EMPTY_TOKENS, None, 0)
+            root = self._roots[namespace] = Node(next(self._ids), EMPTY_TOKENS, None, 0)
         return root
 
-    def match(self, start: Node, tokens: IntArray, limit: int) -> Match:
-        """Walk from `start`, whose path is known to equal `tokens[:start.end]`, as deep as they
-        agree.
+    def namespace(self, root: Node) -> bytes:
+        """The namespace of a root."""
+        return next(name for name, node in self._roots.items() if node is root)
 
-        `limit` is the longest boundary wanted. A veto does not end the walk: deeper nodes may agree
-        again. The match may end inside an edge.
+    def match(self, start: Node, tokens: IntArray, limit: int, salts: Salts = ()) -> Match:
+        """Walk from `start`, whose path is known to equal `tokens[:start.end]`, as deep as they
+        agree; then up again to the deepest boundary of at most `limit` tokens.
+
+        A veto does not end the walk: every node visited may be the boundary. The match may end
+        inside an edge. Costs O(tokens after `start`), and the nodes between what is known and what
+        is reusable.
         """
-        lens = {rule.kind: 0 for rule in self.rules}
-        boundary = self._boundary_above(start, limit, lens)
-        node, depth = start, start.end
+        node, depth = self._walk(start, tokens, salts)
+        return self._settle(node, depth, limit)
+
+    def _walk(self, start: Node, tokens: IntArray, salts: Salts) -> tuple[Node, int]:
+        """The node where the tokens leave the tree, and how many of them are known."""
+        node = start
+        first = depth = start.end
+        ahead = tokens[first:]
+        raw = ahead.tobytes()
+        ids = memoryview(raw).cast("i")
+        stops, at_stop = _stops(salts, first, len(tokens))
+        stop = next(stops)
         while depth < len(tokens):
-            child = node.children.get(int(tokens[depth]))
+            token: int = ids[depth - first]
+            key: ChildKey = token
+            if depth == stop:
+                key = (at_stop[stop], token)
+                stop = next(stops)
+            child = node.children.get(key)
             if child is None:
                 break
-            same = common_prefix_len(child.tokens, tokens[depth:])
-            depth += same
-            node = child
-            if same < len(child.tokens):
-                self._partial(child, min(depth, limit), lens)
-                break
-            if child.end <= limit:
-                if self._votes(child, lens):
-                    boundary = child
-            else:
-                self._partial(child, limit, lens)
-        return Match(boundary, boundary.end, node, depth, lens)
+            edge = child.tokens.tobytes()
+            low, high = (depth - first) * _ITEM, (child.end - first) * _ITEM
+            if child.end <= stop and raw[low:high] == edge:
+                node, depth = child, child.end
+                continue
+            return child, depth + common_prefix_len(child.tokens, tokens[depth:stop])
+        return node, depth
 
-    def _votes(self, node: Node, lens: dict[Kind, int]) -> bool:
-        agreed = True
-        for rule in self.rules:
-            if rule.vote(node) is Vote.RESIDENT:
-                lens[rule.kind] = node.end
-            else:
-                agreed = False
-        return agreed
-
-    def _partial(self, node: Node, depth: int, lens: dict[Kind, int]) -> None:
-        """Count what can be cut inside an edge; only KV can."""
-        for rule in self.rules:
-            if rule.kind is Kind.FULL and rule.vote(node) is Vote.RESIDENT:
-                lens[rule.kind] = max(lens[rule.kind], depth)
-
-    def _boundary_above(self, start: Node, limit: int, lens: dict[Kind, int]) -> Node:
-        """The deepest node at or above `start` that every component accepts within `limit`."""
-        node: Node = start
+    def _settle(self, node: Node, depth: int, limit: int) -> Match:
+        """Ask for votes from the deepest known position upwards, one position per node."""
+        known, at = node, min(depth, limit)
+        lens: dict[str, int] = {}
+        loadable: tuple[Node, int] | None = None
         while not node.is_root:
-            if node.end <= limit:
-                found: dict[Kind, int] = {}
-                agreed = self._votes(node, found)
-                for kind, end in found.items():
-                    lens[kind] = max(lens[kind], end)
-                if agreed:
-                    return node
-            else:
-                self._partial(node, limit, lens)
-            assert node.parent is not None
-            node = node.parent
-        return node
+            if node.start >= at:
+                assert node.parent is not None
+                node = node.parent
+                at = min(node.end, at)
+                continue
+            resident, reachable = True, True
+            for rule in self.rules:
+                vote = rule.vote(node, at)
+                if vote is Vote.RESIDENT:
+                    lens.setdefault(rule.kind, at)
+                else:
+                    resident = False
+                    reachable = reachable and vote is Vote.LOADABLE
+            if reachable and loadable is None:
+                loadable = node, at
+            if resident:
+                break
+            at = node.start
+        boundary = 0 if node.is_root else at
+        for rule in self.rules:
+            lens.setdefault(rule.kind, boundary)
+        deeper = loadable or (node, boundary)
+        return Match(node, boundary, known, depth, lens, *deeper)
 
     def is_boundary(self, node: Node) -> bool:
         """Whether every component can resume at `node.end` from the device."""
-        return all(rule.vote(node) is Vote.RESIDENT for rule in self.rules)
+        return all(rule.vote(node, node.end) is Vote.RESIDENT for rule in self.rules)
 
-    def insert(self, start: Node, tokens: IntArray, stop: int) -> Inserted:
+    def is_usable(self, node: Node) -> bool:
+        """Whether every component can resume at `node.end`, from whatever tier."""
+        return all(rule.vote(node, node.end) is not Vote.ABSENT for rule in self.rules)
+
+    def insert(self, start: Node, tokens: IntArray, stop: int, salts: Salts = ()) -> Inserted:
         """Make `tokens[:stop]` a path that ends on a node, from `start` on, which lies on it.
 
-        Splits an edge where the tokens leave it or end inside it.
+        Splits an edge where the tokens leave it or end inside it, and where a salt begins.
         """
         assert start.end <= stop <= len(tokens)
-        node, shared, created = start, [], []
+        node, splits, created = start, [], []
+        stops, at_stop = _stops(salts, start.end, stop)
+        end = next(stops)
         while node.end < stop:
-            child = node.children.get(int(tokens[node.end]))
+            token = int(tokens[node.end])
+            key: ChildKey = token
+            salt = None
+            if node.end == end:
+                salt = at_stop[end]
+                key = (salt, token)
+                end = next(stops)
+            child = node.children.get(key)
             if child is None:
-                child = self._attach(node, tokens[node.end : stop].copy())
+                child = self._attach(node, tokens[node.end : end].copy(), salt)
                 created.append(child)
                 node = child
                 continue
-            same = common_prefix_len(child.tokens, tokens[node.end : stop])
+            same = common_prefix_len(child.tokens, tokens[node.end : end])
             if same < len(child.tokens):
-                child, slots = self._split(child, child.start + same)
-                shared.extend(slots)
+                split = self._split(child, child.start + same)
+                splits.append(split)
+                child = split.upper
             node = child
-        return Inserted(node, tuple(created), tuple(shared))
+        return Inserted(node, tuple(created), tuple(splits))
 
-    def _attach(self, parent: Node, tokens: IntArray) -> Node:
-        node = Node(tokens, parent, parent.end + len(tokens))
+    def _attach(self, parent: Node, tokens: IntArray, salt: bytes | None) -> Node:
+        node = Node(next(self._ids), tokens, parent, parent.end + len(tokens), salt)
         node.last_access = parent.last_access
-        parent.children[int(tokens[0])] = node
+        parent.children[node.key] = node
         return node
 
-    def _split(self, lower: Node, at: int) -> tuple[Node, list[tuple[Kind, IntArray]]]:
+    def _split(self, lower: Node, at: int) -> Split:
         """Cut `lower` at position `at`; the new upper node takes its place under the parent."""
         assert lower.start < at < lower.end
         assert lower.parent is not None
         cut = at - lower.start
-        upper = Node(lower.tokens[:cut].copy(), lower.parent, at)
+        upper = Node(next(self._ids), lower.tokens[:cut].copy(), lower.parent, at, lower.salt)
         upper.last_access = lower.last_access
-        lower.parent.children[int(upper.tokens[0])] = upper
+        upper.moved = lower.moved
+        lower.parent.children[upper.key] = upper
         lower.tokens = lower.tokens[cut:].copy()
-        lower.parent = upper
-        upper.children[int(lower.tokens[0])] = lower
+        lower.parent, lower.salt = upper, None
+        upper.children[lower.key] = lower
         shared = [(rule.kind, rule.on_split(upper, lower)) for rule in self.rules]
-        return upper, [(kind, slots) for kind, slots in shared if len(slots)]
+        return Split(upper, lower, tuple((kind, slots) for kind, slots in shared if len(slots)))
 
     def lock(self, node: Node) -> None:
-        """Keep a node and its ancestors in the tree, and what components add to that.
+        """Keep a node and its ancestors in the tree.
 
         Undone by `unlock` of the very same node, whatever was split in between: only leaves leave,
         and a split leaves a node its identity and its end.
         """
         node.locks += 1
-        for rule in self.rules:
-            rule.lock(node)
 
     def unlock(self, node: Node) -> None:
         """Undo one `lock`. Raises LeaseError if there is none."""
         if node.locks < 1:
             raise LeaseError(f"{node} is not locked; every lock is released exactly once")
         node.locks -= 1
-        for rule in self.rules:
-            rule.unlock(node)
 
     def can_remove(self, node: Node) -> bool:
         """Whether nothing stands below the node and nobody reads through it."""
@@ -231,8 +278,7 @@ class RadixTree:
     def remove_leaf(self, node: Node, now: float) -> Freed:
         """Take a leaf out, and with it every ancestor that is of no use to anyone any more.
 
-        A leaf that no component accepts as a boundary holds KV that nobody can reuse. `survivor` is
-        the first ancestor that stays.
+        A leaf that no component accepts as a boundary holds KV that nobody can reuse.
         """
         assert self.can_remove(node)
         freed = Freed()
@@ -240,32 +286,36 @@ class RadixTree:
             parent = node.parent
             assert parent is not None
             for rule in self.rules:
-                slots = rule.evict(node)
-                if slots is not None:
-                    freed.slots.append((rule.kind, slots))
-            del parent.children[int(node.tokens[0])]
+                data = rule.evict(node)
+                if data is not None:
+                    freed.data.append((rule.kind, data))
+            del parent.children[node.key]
             node.tokens = EMPTY_TOKENS
             node.generation += 1
             node.evicted_at = now
             freed.removed.append(node)
             freed.survivor = node = parent
-            if not self.can_remove(node) or self.is_boundary(node):
+            if not self.can_remove(node) or self.is_usable(node):
                 return freed
 
-    def has(self, kind: Kind) -> bool:
+    def has(self, kind: str) -> bool:
         """Whether the tree has a component of this kind."""
         return kind in self._by_kind
 
-    def commit(self, node: Node, kind: Kind, slots: IntArray) -> None:
+    def commit(self, node: Node, kind: str, slots: IntArray) -> None:
         """Attach one component's slots to a node."""
         self._by_kind[kind].commit(node, slots)
 
-    def drop(self, node: Node, kind: Kind, now: float) -> IntArray | None:
-        """Detach one component's data from a node that stays; the slots, or None if it had none."""
-        slots = self._by_kind[kind].evict(node)
-        if slots is not None:
+    def drop(self, node: Node, kind: str, now: float) -> Residency | None:
+        """Detach one component's data from a node that stays; None if it had none."""
+        data = self._by_kind[kind].evict(node)
+        if data is not None:
             node.evicted_at = now
-        return slots
+        return data
+
+    def rule(self, kind: str) -> ReuseRule:
+        """The component of a kind."""
+        return self._by_kind[kind]
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
@@ -284,3 +334,9 @@ class RadixTree:
             at = at.parent
         out.reverse()
         return out
+
+
+def _stops(salts: Salts, start: int, stop: int) -> tuple[Iterator[int], dict[int, bytes]]:
+    """Where salts begin in [start, stop), in order and `stop` at last; and their digests."""
+    inside = [(at, digest) for at, digest in salts if start <= at < stop]
+    return iter([*(at for at, _ in inside), stop]), dict(inside)

@@ -92,6 +92,26 @@ def test_decode_bytes_count_every_allocation_and_what_copies_write():
     assert (found.allocated, found.copied, found.copies) == (107, 148, 2)
 
 
+def test_bookkeeping_times_every_composition_and_evicts_in_each(run):
+    status, result = run("turns/bookkeeping.py", "--quick")
+
+    rows = result["rows"]
+    turns = [row for row in rows if row["series"] == "1000 new, full"]
+    check(result, "bench/turns/bookkeeping", num_rows=2 * 6 * 4 + 2 * 6 + 4 + 6)
+    assert {(row["composition"], row["page"]) for row in turns} == {
+        (kinds, page)
+        for kinds in ("FULL+STATE", "FULL+SWA", "FULL+SWA+STATE", "FULL", "STATE", "SWA")
+        for page in (64, 1)
+    }
+    assert all(row["num_evictions"] > 0 for row in turns)
+    assert all(row["ms_per_turn_last25"] > 0 for row in turns)
+    # each of 20 turns reuses all that the one before it has computed: nothing live was evicted
+    ideal = sum(1000 * t - 1 for t in range(1, 20)) / sum(1000 * t + 700 for t in range(20))
+    assert all(row["hit_rate"] == pytest.approx(ideal) for row in turns)
+    assert all(row["num_nodes"] == 60 for row in rows if row["series"] == "cold match")
+    assert status == int(not all(goals(result).values()))  # a matter of time: either is right
+
+
 def test_interleaved_runs_keep_the_budget_under_either_policy(run):
     status, result = run(
         "policy/interleaved.py", SAMPLE, "--limit=2", "--max-turns=2", "--share=80"

@@ -1,142 +1,204 @@
-"""A random walk over the cache's doors against a dictionary that knows what was committed."""
+"""Sessions in any order against an oracle that knows, position by position, what was filed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from testkit.helpers import check, make_cache, tick
-from testkit.strategies import array, tokens
-
-from agentcache.cache import HybridCache, Lease, OutOfPages
-from agentcache.types import IntArray, Kind
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from testkit.oracle import COMPOSITIONS, Ask, Layout, World
 
 if TYPE_CHECKING:
-    from agentcache.sessions.refs import SessionRef
+    from collections.abc import Callable
+
+NUMBER = st.integers(0, 7)
+
+
+def tokens(min_size: int, max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """Of two ids, so that most sequences share a prefix with many others."""
+    return st.lists(st.integers(0, 1), min_size=min_size, max_size=max_size).map(tuple)
+
+
+ASKS = st.builds(
+    Ask,
+    new=tokens(1, 9),
+    reply=tokens(0, 5),
+    cut=st.sampled_from([0, 0, 0, 1, 3, 9]),
+    structural=st.lists(st.integers(1, 12), max_size=2).map(tuple),
+    passing=st.lists(st.integers(1, 24), max_size=2).map(tuple),
+    salt=st.none() | st.tuples(st.integers(0, 3), st.integers(0, 1)),
+    from_mark=st.booleans(),
+    limit=st.none() | st.integers(0, 30),
+)
+
+
+def needs(what: Callable[[World], object]) -> Any:
+    """A precondition on the world."""
+    return precondition(lambda machine: bool(what(machine.world)))
+
+
+RUNNING = needs(lambda world: world.running)
+STANDING = needs(lambda world: any(actor.tips for actor in world.actors))
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Requests, sessions and evictions in any order; the pool is small, so eviction is frequent."""
+    """Turns in pieces, forks, rewinds and evictions; the pools are small, so evictions are many."""
+
+    composition: dict[str, Any]
 
     @initialize(
-        page_size=st.sampled_from([1, 3, 4]),
-        state_pages=st.sampled_from([1, 2]),
-        kv=st.booleans(),
+        page_sizes=st.sampled_from([(1, 1), (4, 4), (4, 3), (1, 4), (4, 1)]),
+        num_pages=st.sampled_from([10, 20, 40]),
         policy=st.sampled_from(["lru", "session-lru"]),
+        min_gain=st.sampled_from([1, 1, 3]),
     )
-    def start(self, page_size: int, state_pages: int, kv: bool, policy: str) -> None:
-        self.cache: HybridCache = make_cache(
-            num_pages=24,
+    def start(
+        self, page_sizes: tuple[int, int], num_pages: int, policy: str, min_gain: int
+    ) -> None:
+        page_size, swa_page = page_sizes
+        self.layout = Layout(
             page_size=page_size,
-            num_rows=3,
-            state_pages=state_pages,
+            swa_page=swa_page,
+            num_pages=num_pages,
             policy=policy,
-            kv=kv,
+            min_gain=min_gain,
+            **self.composition,
         )
-        self.committed: dict[bytes, set[tuple[int, ...]]] = {b"a": set(), b"b": set()}
-        self.running: list[tuple[bytes, IntArray, Lease]] = []
-        self.refs: list[SessionRef] = []
+        self.world = World(self.layout)
+        self.program: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.do("open", 0)
 
-    @rule(ids=tokens(), namespace=st.sampled_from([b"a", b"b"]), mark=st.integers(1, 24))
-    def acquire(self, ids: list[int], namespace: bytes, mark: int) -> None:
-        tick(self.cache)
-        sequence = array(ids)
-        present = self._present(namespace)
-        before = self._boundary(present, ids)
-        if not self.cache.pools.rows.num_free:
-            return
-        try:
-            lease = self.cache.acquire(namespace, sequence, structural=(mark,))
-        except OutOfPages:
-            return
-        assert lease.boundary == before
-        assert all(lease.boundary < at < len(ids) for at in lease.plan)
-        self.running.append((namespace, sequence, lease))
+    def do(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self.program.append((name, args, kwargs))
+        getattr(self.world, name)(*args, **kwargs)
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        namespace, sequence, lease = data.draw(st.sampled_from(self.running))
-        length = data.draw(st.integers(1, len(sequence)))
-        try:
-            self.cache.reserve(lease, length)
-        except OutOfPages:
-            return
-        if self.cache.commit(lease, sequence, length, lease.row):
-            self.committed[namespace].add(tuple(sequence[:length].tolist()))
+    @rule(namespace=st.integers(0, 1))
+    def open(self, namespace: int) -> None:
+        self.do("open", namespace)
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), hold=st.booleans())
-    def release(self, data: st.DataObject, hold: bool) -> None:
-        index = data.draw(st.integers(0, len(self.running) - 1))
-        _, _, lease = self.running.pop(index)
-        if hold:
-            self.refs.append(self.cache.refs.hold(lease.locked, lease.filed))
-        self.cache.release(lease)
+    @rule(actor=NUMBER, tip=NUMBER, ask=ASKS)
+    def begin(self, actor: int, tip: int, ask: Ask) -> None:
+        self.do("advance", 1.0)
+        self.do("begin", actor, tip, ask)
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def suspend(self, data: st.DataObject) -> None:
-        index = data.draw(st.integers(0, len(self.running) - 1))
-        namespace, sequence, lease = self.running.pop(index)
-        length = max(lease.boundary, lease.committed_len)
-        if self.cache.suspend(lease, sequence, length) and length:
-            self.committed[namespace].add(tuple(sequence[:length].tolist()))
+    @rule(actor=NUMBER, tip=NUMBER, ask=ASKS, num=st.integers(1, 30))
+    def whole_turn(self, actor: int, tip: int, ask: Ask, num: int) -> None:
+        self.do("advance", 1.0)
+        self.do("begin", actor, tip, ask)
+        self.do("step", -1, num)
+        self.do("step", -1, 30)
+        self.do("finish", -1)
 
-    @precondition(lambda self: self.refs)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        ref = self.refs.pop(data.draw(st.integers(0, len(self.refs) - 1)))
-        self.cache.refs.leave(ref)
-        self.cache.refs.leave(ref)
+    @RUNNING
+    @rule(flight=NUMBER, num=st.integers(1, 9))
+    def step(self, flight: int, num: int) -> None:
+        self.do("step", flight, num)
+
+    @RUNNING
+    @rule(flight=NUMBER, stopped=st.booleans(), release_first=st.booleans())
+    def finish(self, flight: int, stopped: bool, release_first: bool) -> None:
+        self.do("step", flight, 30)
+        self.do("finish", flight, stopped=stopped, release_first=release_first)
+
+    @RUNNING
+    @rule(flight=NUMBER)
+    def abort(self, flight: int) -> None:
+        self.do("abort", flight)
+
+    @RUNNING
+    @rule(flight=NUMBER)
+    def suspend(self, flight: int) -> None:
+        self.do("suspend", flight)
+
+    @needs(lambda world: world.suspended)
+    @rule(flight=NUMBER)
+    def resume(self, flight: int) -> None:
+        self.do("resume", flight)
+
+    @STANDING
+    @rule(actor=NUMBER, tip=NUMBER)
+    def fork(self, actor: int, tip: int) -> None:
+        self.do("fork", actor, tip)
+
+    @STANDING
+    @rule(actor=NUMBER, tip=NUMBER, turns=st.integers(0, 3))
+    def rewind(self, actor: int, tip: int, turns: int) -> None:
+        self.do("rewind", actor, tip, turns)
+
+    @needs(lambda world: len(world.actors) > 1)
+    @rule(actor=NUMBER)
+    def close(self, actor: int) -> None:
+        self.do("close", actor)
+
+    @STANDING
+    @rule(actor=NUMBER, seconds=st.sampled_from([0.0, 5.0, 3600.0]))
+    def idle(self, actor: int, seconds: float) -> None:
+        self.do("idle", actor, seconds)
+
+    @rule(seconds=st.sampled_from([1.0, 20.0, 1000.0]))
+    def advance(self, seconds: float) -> None:
+        self.do("advance", seconds)
 
     @rule()
     def evict(self) -> None:
-        used = self.cache.pools.pages.num_used
-        if self.cache.evict_one():
-            assert self.cache.pools.pages.num_used < used or self.running
+        self.do("evict")
 
     @rule()
     def clear(self) -> None:
-        self.cache.clear()
-        if not self.running:
-            assert self.cache.pools.pages.num_used == 0
-            assert list(self.cache.tree.nodes()) == []
+        self.do("clear")
+
+    @rule(ask=ASKS)
+    def look(self, ask: Ask) -> None:
+        self.do("look", ask)
 
     @invariant()
-    def is_sound(self) -> None:
-        if hasattr(self, "cache"):
-            check(self.cache)
-            for namespace in (b"a", b"b"):
-                assert self._present(namespace) <= self.committed[namespace]
+    def holds(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
 
-    def _present(self, namespace: bytes) -> set[tuple[int, ...]]:
-        """Sequences that the tree says can be resumed at their end."""
-        out: set[tuple[int, ...]] = set()
-        stack = [((), self.cache.tree.root(namespace))]
-        while stack:
-            path, node = stack.pop()
-            path = (*path, *node.tokens.tolist())
-            if not node.is_root and self.cache.tree.is_boundary(node):
-                assert Kind.STATE in node.data
-                out.add(path)
-            stack.extend((path, child) for child in node.children.values())
-        return out
-
-    @staticmethod
-    def _boundary(present: set[tuple[int, ...]], ids: list[int]) -> int:
-        """The longest resumable proper prefix, by brute force."""
-        return max(
-            (
-                len(known)
-                for known in present
-                if known == tuple(ids[: len(known)]) and len(known) < len(ids)
-            ),
-            default=0,
-        )
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        again = World(self.layout)
+        for name, args, kwargs in self.program:
+            getattr(again, name)(*args, **kwargs)
+        assert again.events == self.world.events
+        assert again.snapshot()[:2] == self.world.snapshot()[:2]
+        self.world.end()
 
 
-CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestCacheMachine = CacheMachine.TestCase
+def machine(name: str) -> type[CacheMachine]:
+    """The machine on a cache of that composition."""
+    return type(name, (CacheMachine,), {"composition": COMPOSITIONS[name]})
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_any_order_of_operations_agrees_with_the_oracle(name: str) -> None:
+    run_state_machine_as_test(
+        machine(name), settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_any_order_of_operations_agrees_with_the_oracle_for_long(name: str) -> None:
+    run_state_machine_as_test(
+        machine(name),
+        settings=settings(
+            max_examples=1500,
+            stateful_step_count=60,
+            deadline=None,
+            derandomize=False,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

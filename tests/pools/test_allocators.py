@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from agentcache.types import IntArray
 
 
+NOBODY = np.iinfo(np.int32).max
+"""The fill of a page that is nobody's to claim, however large pages are."""
+
+
 class AllocatorMachine(RuleBasedStateMachine):
     """Against a dictionary of page -> holders."""
 
     @initialize(num_pages=st.integers(0, 24))
     def start(self, num_pages: int) -> None:
-        self.pages = PageAllocator(num_pages, 4)
+        self.pages = PageAllocator(num_pages)
         self.holders = dict.fromkeys(range(num_pages), 0)
 
     def free(self) -> list[int]:
@@ -40,7 +44,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert got.tolist() == wanted
         for page in wanted:
             self.holders[page] = 1
-            assert self.pages.fill[page] == 4
+            assert self.pages.fill[page] == NOBODY
 
     @rule(count=st.integers(0, 8), after=st.integers(-1, 24))
     def alloc(self, count: int, after: int) -> None:
@@ -87,7 +91,7 @@ TestAllocatorMachine = AllocatorMachine.TestCase
 
 
 def test_pages_follow_one_another_as_long_as_they_are_free() -> None:
-    pages = PageAllocator(8, 4)
+    pages = PageAllocator(8)
     first = pages.alloc(2)
     assert first is not None
     assert first.tolist() == [0, 1]
@@ -102,7 +106,7 @@ def test_pages_follow_one_another_as_long_as_they_are_free() -> None:
 
 
 def test_checkpoints_and_kv_grow_from_opposite_ends() -> None:
-    pages = PageAllocator(10_000, 4)
+    pages = PageAllocator(10_000)
     state = pages.alloc_scattered(3)
     kv = pages.alloc(3)
     assert state is not None
@@ -112,7 +116,7 @@ def test_checkpoints_and_kv_grow_from_opposite_ends() -> None:
 
 
 def test_scattered_pages_are_found_wherever_they_are_free() -> None:
-    pages = PageAllocator(20_000, 4)
+    pages = PageAllocator(20_000)
     everything = pages.alloc(20_000)
     assert everything is not None
     pages.decref(ids(3, 9000, 17_000))
@@ -123,7 +127,7 @@ def test_scattered_pages_are_found_wherever_they_are_free() -> None:
 
 
 def test_page_given_back_twice_is_noticed() -> None:
-    pages = PageAllocator(4, 4)
+    pages = PageAllocator(4)
     taken = pages.alloc(2)
     assert taken is not None
     pages.decref(taken)
@@ -135,7 +139,7 @@ def test_page_given_back_twice_is_noticed() -> None:
 
 
 def test_rest_of_a_page_is_claimed_by_one_only_and_at_its_very_border() -> None:
-    pages = PageAllocator(2, 4)
+    pages = PageAllocator(2)
     taken = pages.alloc(1)
     assert taken is not None
     page = int(taken[0])
@@ -150,7 +154,7 @@ def test_rest_of_a_page_is_claimed_by_one_only_and_at_its_very_border() -> None:
 
 
 def test_claim_given_back_unused_can_be_made_again_and_a_used_one_further_on() -> None:
-    pages = PageAllocator(2, 4)
+    pages = PageAllocator(2)
     pages.alloc(1)
     pages.disclaim(0, 1)
     assert pages.claim(0, 1)
@@ -162,7 +166,7 @@ def test_claim_given_back_unused_can_be_made_again_and_a_used_one_further_on() -
 
 
 def test_page_that_was_freed_half_full_is_handed_out_as_in_use() -> None:
-    pages = PageAllocator(1, 4)
+    pages = PageAllocator(1)
     taken = pages.alloc(1)
     assert taken is not None
     pages.disclaim(0, 2)

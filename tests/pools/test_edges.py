@@ -33,7 +33,7 @@ def test_free_list_stays_small_over_many_turns() -> None:
 
 
 def test_no_pages_are_no_error() -> None:
-    pages = PageAllocator(4, 4)
+    pages = PageAllocator(4)
     assert pages.alloc(0).tolist() == []
     assert pages.alloc_scattered(0).tolist() == []
 

@@ -16,7 +16,7 @@ from agentcache.components.full import FullComponent
 from agentcache.components.state import StateComponent
 from agentcache.errors import BudgetTooSmall
 from agentcache.metrics import Metrics
-from agentcache.policy.eviction import policy_key
+from agentcache.policy.eviction import make_policy
 from agentcache.pools.layout import (
     KVLayout,
     KVSpec,
@@ -96,7 +96,7 @@ def works(kv: KVLayout, state: StateLayout, sizes: PoolSizes) -> None:
     if state.specs:
         rules.append(StateComponent())
     pools = TensorPools(kv, state, sizes)
-    cache = HybridCache(RadixTree(rules), pools, policy_key("lru"), ManualClock(), Metrics())
+    cache = HybridCache(RadixTree(rules), pools, make_policy("lru"), ManualClock(), Metrics())
     tokens = ids(*range(sizes.page_size))
     lease = cache.acquire(b"", tokens)
     cache.reserve(lease, len(tokens))

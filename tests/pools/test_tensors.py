@@ -9,6 +9,7 @@ from testkit.helpers import ids
 
 from agentcache.pools.layout import KVLayout, KVSpec, PoolSizes, StateLayout, StateSpec
 from agentcache.pools.tensors import TensorPools
+from agentcache.types import Kind
 
 KV = KVLayout((KVSpec(1, 2, 3), KVSpec(4, 1, 5)), torch.float32)
 
@@ -183,7 +184,7 @@ def test_tail_copy_takes_the_first_tokens_of_every_layer_and_no_more(count: int)
         keys[:], values[:] = -1.0, -1.0
         keys[3:6] = (10.0 * number + torch.arange(3))[:, None, None]
         values[3:6] = (10.0 * number + 5 + torch.arange(3))[:, None, None]
-    pools.copy_tail(1, 4, count)
+    pools.copy_tail(Kind.FULL, 1, 4, count)
     for keys, values in pools.kv.values():
         for view in (keys, values):
             assert torch.equal(view[12 : 12 + count], view[3 : 3 + count])

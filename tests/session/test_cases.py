@@ -98,9 +98,7 @@ def test_kv_without_a_state_is_no_hit(runtime: Runtime) -> None:
     def drop_states() -> None:
         cache = runtime.cache
         for node in cache.tree.nodes():
-            slots = cache.tree.drop(node, Kind.STATE, 0.0)
-            if slots is not None:
-                cache._free(Kind.STATE, slots)
+            cache.memory._drop(node, Kind.STATE)
 
     runtime.on_engine(drop_states)
     turn = ask(runtime, [*prompt, 9, 10])

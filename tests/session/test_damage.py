@@ -60,7 +60,9 @@ class Spoiler:
         self.pools = pools
         self.node = node
         self.before = before
-        self.kv_pages: IntArray = runtime.cache._path_pages(node)
+        self.kv_pages: IntArray = runtime.cache._path_pages(
+            node, Kind.FULL, 0, -(-node.end // runtime.config.page_size)
+        )
         self._saved = pools._arena.clone()
 
     def undo(self) -> None:

@@ -159,12 +159,14 @@ def test_error_while_the_turn_is_made_fails_that_call_and_leaves_no_reference(
 
 
 def test_nothing_of_a_verified_call_stays_in_memory(runtime: Runtime) -> None:
+    def pools() -> set[int]:
+        gc.collect()
+        return {id(found) for found in gc.get_objects() if type(found) is TensorPools}
+
+    before = pools()
+    assert id(runtime.cache.pools) in before
     call(runtime, verify=True)
-    gc.collect()
-    pools = [found for found in gc.get_objects() if type(found) is TensorPools]
-    assert runtime.cache.pools in pools
-    ours = [p for p in pools if p is runtime.cache.pools or p.sizes.num_rows == 1]
-    assert ours == [runtime.cache.pools]
+    assert pools() <= before
 
 
 def test_cancelled_task_stops_the_work(runtime: Runtime) -> None:

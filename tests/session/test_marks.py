@@ -66,7 +66,7 @@ def test_stopped_reply_after_preemption_does_not_leave_a_wrong_cursor() -> None:
 
 
 def preempt_at(runtime: Runtime, count: int) -> Callable[[], None]:
-    """Pre-empt whatever runs once `count` ids were said; returns what undoes it."""
+    """Preempt whatever runs once `count` ids were said; returns what undoes it."""
     engine, seen = runtime.engine, 0
     stepper = engine._stepper
     original = stepper._say

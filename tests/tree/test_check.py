@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from testkit.helpers import Forest, ids
+from testkit.helpers import NAMESPACE, Forest, ids, rules_of
 
 from agentcache.tree.check import check_pages, check_tree
 from agentcache.tree.node import Node, Residency
+from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import IntArray, Kind
 
 if TYPE_CHECKING:
@@ -31,14 +32,10 @@ def swap_children(nodes: dict[str, Node]) -> None:
     children[4], children[7] = children[7], children[4]
 
 
-def shorten_pages(nodes: dict[str, Node]) -> None:
+def change_pages(nodes: dict[str, Node], slots: list[int], start: int) -> None:
     left = nodes["left"]
-    left.data[Kind.FULL] = Residency(left.data[Kind.FULL].slots[:-1])
-
-
-def lengthen_pages(nodes: dict[str, Node]) -> None:
-    left = nodes["left"]
-    left.data[Kind.FULL] = Residency(np.append(left.data[Kind.FULL].slots, 30).astype(np.int32))
+    assert (left.start, left.data[Kind.FULL].slots.tolist()) == (3, [3, 4])
+    left.data[Kind.FULL] = Residency(ids(*slots), start)
 
 
 DAMAGE: dict[str, tuple[Callable[[dict[str, Node]], None], str | None]] = {
@@ -47,8 +44,10 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Node]], None], str | None]] = {
     "moved": (lambda nodes: setattr(nodes["left"], "end", 7), "does not go on"),
     "negative locks": (lambda nodes: setattr(nodes["top"], "locks", -1), None),
     "negative refs": (lambda nodes: setattr(nodes["top"], "refs", -1), None),
-    "pages missing": (shorten_pages, "pages for"),
-    "pages too many": (lengthen_pages, "pages for"),
+    "no pages": (lambda nodes: nodes["left"].data.pop(Kind.FULL), "no KV"),
+    "pages missing": (lambda nodes: change_pages(nodes, [3], 3), "pages for"),
+    "pages too many": (lambda nodes: change_pages(nodes, [3, 4, 30], 3), "pages for"),
+    "pages begin late": (lambda nodes: change_pages(nodes, [4], 4), "begins at 4"),
     "leaf without checkpoint": (lambda nodes: nodes["left"].data.pop(Kind.STATE), "nobody can"),
 }
 
@@ -56,11 +55,11 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Node]], None], str | None]] = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_to_the_tree_is_noticed(name: str) -> None:
     made, nodes = forest()
-    check_tree(made.tree, 2)
+    check_tree(made.tree)
     damage, message = DAMAGE[name]
     damage(nodes)
     with pytest.raises(AssertionError, match=message):
-        check_tree(made.tree, 2)
+        check_tree(made.tree)
 
 
 def test_a_node_without_tokens_is_noticed() -> None:
@@ -68,14 +67,14 @@ def test_a_node_without_tokens_is_noticed() -> None:
     left = nodes["left"]
     left.tokens, left.end = left.tokens[:0], 3
     with pytest.raises((AssertionError, IndexError)):
-        check_tree(made.tree, 2)
+        check_tree(made.tree)
 
 
 def test_a_locked_leaf_may_stand_without_a_checkpoint() -> None:
     made, nodes = forest()
     del nodes["left"].data[Kind.STATE]
     made.tree.lock(nodes["left"])
-    check_tree(made.tree, 2)
+    check_tree(made.tree)
 
 
 def counts(made: Forest, nodes: dict[str, Node]) -> tuple[IntArray, list[IntArray], int]:
@@ -114,3 +113,14 @@ def test_lease_nobody_counted_is_noticed() -> None:
     refs, held, num_free = counts(made, nodes)
     with pytest.raises(AssertionError, match="counted"):
         check_pages(made.tree, refs, held[:1], num_free)
+
+
+def test_window_that_does_not_cover_what_it_reaches_is_noticed() -> None:
+    tree = RadixTree(rules_of(4, kv=False, window=5, state=False, swa_page=2))
+    node = tree.insert(tree.root(NAMESPACE), ids(*range(9)), 9).node
+    tree.commit(node, Kind.SWA, ids(2, 3))  # positions 5 to 8 lie in three pages
+    with pytest.raises(AssertionError, match="2 pages for 3"):
+        check_tree(tree)
+    tree.drop(node, Kind.SWA, 0.0)
+    tree.commit(node, Kind.SWA, ids(2, 3, 4))
+    check_tree(tree)

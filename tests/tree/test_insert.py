@@ -17,10 +17,10 @@ def test_insertion_of_a_known_path_creates_nothing() -> None:
     before = forest.snapshot()
     again = forest.tree.insert(forest.root, ids(1, 2, 3, 4, 5), 5)
     assert again.node is node
-    assert again.created == again.shared == ()
+    assert again.created == again.splits == ()
     nothing = forest.tree.insert(node, ids(1, 2, 3, 4, 5, 6), 5)
     assert nothing.node is node
-    assert nothing.created == ()
+    assert nothing.created == nothing.splits == ()
     assert forest.snapshot() == before
 
 
@@ -81,7 +81,9 @@ def test_branch_inside_a_page_shares_that_page_once() -> None:
     assert upper is not None
     assert upper is lower.parent
     assert upper.end == 6
-    [(kind, pages)] = inserted.shared
+    [split] = inserted.splits
+    assert (split.upper, split.lower) == (upper, lower)
+    [(kind, pages)] = split.shared
     assert kind is Kind.FULL
     assert pages.tolist() == [1]
     assert upper.data[Kind.FULL].slots.tolist() == [0, 1]
@@ -113,7 +115,7 @@ def test_every_inserted_sequence_is_a_path_and_the_tree_stays_whole(
         node = forest.add(array(sequence))
         known = ends.setdefault(tuple(sequence), node)
         assert node is known, "a node gave its end to another one"
-        check_tree(forest.tree, page_size)
+        check_tree(forest.tree)
     for sequence, node in ends.items():
         path = forest.tree.path(node)
         assert [t for part in path for t in part.tokens.tolist()] == list(sequence)

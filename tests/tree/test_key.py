@@ -1,4 +1,4 @@
-"""Namespaces are typed parts; token comparison does not stumble over its blocks."""
+"""Namespaces and salts are typed parts; token comparison does not stumble over its blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcache.tree.key import Namespace, common_prefix_len
+from agentcache.tree.key import Namespace, Salt, common_prefix_len
 
 if TYPE_CHECKING:
     from agentcache.types import IntArray
@@ -63,6 +63,27 @@ def test_a_text_is_another_part_as_tenant_than_as_adapter() -> None:
 def test_texts_that_utf8_cannot_hold_have_digests_of_their_own() -> None:
     lone = [Namespace("m", tenant=text).digest() for text in ("\ud800", "\ud801", "?", "\ufffd")]
     assert len(set(lone)) == 4
+
+
+SALT_PARTS = st.tuples(st.none() | TEXTS, st.none() | TEXTS, st.none() | TEXTS.map(str.encode))
+
+
+@given(st.integers(0, 3), SALT_PARTS, st.integers(0, 3), SALT_PARTS)
+def test_digests_of_salts_are_equal_exactly_where_all_parts_but_the_position_are(
+    at: int,
+    first: tuple[str | None, str | None, bytes | None],
+    other_at: int,
+    second: tuple[str | None, str | None, bytes | None],
+) -> None:
+    same = Salt(at, *first).digest() == Salt(other_at, *second).digest()
+    assert same == (first == second)
+
+
+@given(TEXTS)
+def test_a_text_is_another_part_of_a_salt_as_tenant_than_as_adapter_or_content(text: str) -> None:
+    salts = [Salt(0), Salt(0, tenant=text), Salt(0, adapter=text), Salt(0, content=text.encode())]
+    digests = {salt.digest() for salt in salts} | {Namespace(text).digest()}
+    assert len(digests) == 5
 
 
 @pytest.mark.parametrize("length", [0, 1, 1023, 1024, 1025, 2047, 2048, 2049])

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from testkit.helpers import Forest, ids
 
-from agentcache.components.full import FullComponent
-from agentcache.components.state import StateComponent
 from agentcache.errors import LeaseError
-from agentcache.tree.radix_tree import RadixTree
-
-if TYPE_CHECKING:
-    from agentcache.tree.node import Node
 
 
 def test_lock_survives_a_split_of_the_locked_node() -> None:
@@ -48,20 +40,3 @@ def test_unlock_without_a_lock_is_an_error_and_changes_nothing() -> None:
     with pytest.raises(LeaseError, match="exactly once"):
         forest.tree.unlock(node)
     assert node.locks == 0
-
-
-def test_every_component_hears_of_lock_and_unlock() -> None:
-    heard: list[tuple[str, Node]] = []
-
-    class Listening(StateComponent):
-        def lock(self, node: Node) -> None:
-            heard.append(("lock", node))
-
-        def unlock(self, node: Node) -> None:
-            heard.append(("unlock", node))
-
-    tree = RadixTree([FullComponent(4), Listening()])
-    node = tree.insert(tree.root(b""), ids(1, 2), 2).node
-    tree.lock(node)
-    tree.unlock(node)
-    assert heard == [("lock", node), ("unlock", node)]

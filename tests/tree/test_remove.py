@@ -15,15 +15,14 @@ def test_removal_of_a_leaf_takes_ancestors_that_are_no_boundary() -> None:
     top = forest.add(ids(1, 2))
     middle = forest.add(ids(1, 2, 3, 4), state=False)
     leaf = forest.add(ids(1, 2, 3, 4, 5))
-    pages = {id(n): n.data[Kind.FULL].slots for n in (middle, leaf)}
-    state = leaf.data[Kind.STATE].slots
+    data = {id(n): dict(n.data) for n in (middle, leaf)}
     freed = forest.tree.remove_leaf(leaf, now=8.0)
     assert freed.removed == [leaf, middle]
     assert freed.survivor is top
-    assert [(kind, slots.tolist()) for kind, slots in freed.slots] == [
-        (Kind.FULL, pages[id(leaf)].tolist()),
-        (Kind.STATE, state.tolist()),
-        (Kind.FULL, pages[id(middle)].tolist()),
+    assert freed.data == [
+        (Kind.FULL, data[id(leaf)][Kind.FULL]),
+        (Kind.STATE, data[id(leaf)][Kind.STATE]),
+        (Kind.FULL, data[id(middle)][Kind.FULL]),
     ]
     assert top.is_leaf
     for node in (leaf, middle):
@@ -33,7 +32,7 @@ def test_removal_of_a_leaf_takes_ancestors_that_are_no_boundary() -> None:
         assert len(node.tokens) == 0
     assert top.generation == 0
     assert top.evicted_at is None
-    check_tree(forest.tree, forest.page_size)
+    check_tree(forest.tree)
 
 
 @pytest.mark.parametrize("reason", ["boundary", "locked", "branch"])
@@ -77,9 +76,9 @@ def test_only_idle_living_leaves_can_be_removed() -> None:
 def test_drop_leaves_the_node_and_tells_what_was_there() -> None:
     forest = Forest()
     node = forest.add(ids(1, 2, 3))
-    slots = node.data[Kind.STATE].slots
+    data = node.data[Kind.STATE]
     dropped = forest.tree.drop(node, Kind.STATE, now=3.0)
-    assert dropped is slots
+    assert dropped is data
     assert node.evicted_at == 3.0
     assert set(node.data) == {Kind.FULL}
     assert not forest.tree.is_boundary(node)

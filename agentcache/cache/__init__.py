@@ -1,0 +1,10 @@
+"""The cache: doors for running requests, over the memory they share."""
+
+from agentcache.cache.hybrid import HybridCache
+from agentcache.cache.lease import Lease
+from agentcache.cache.memory import OutOfPages
+from agentcache.sessions.refs import SessionRef
+from agentcache.tree.node import Cursor
+from agentcache.tree.radix_tree import Match
+
+__all__ = ["Cursor", "HybridCache", "Lease", "Match", "OutOfPages", "SessionRef"]

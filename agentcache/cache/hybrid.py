@@ -1,0 +1,497 @@
+"""HybridCache: acquire, reserve, commit, release. It carries out what the tree decides.
+
+Free of torch: it works on a `Pools` protocol, so the runtime and a simulation run the same code.
+
+Who holds which pages of a running request, for a prompt of n tokens with boundary c:
+
+    positions       held by                                 given back
+    KV [0, c)       nodes of the tree, kept by the lock     when the lease is released
+    page of c       the lease too, if c is inside a page:   with the lease
+                    claimed in place, or a private copy
+    KV [c, ...)     the lease                               with the lease
+    KV [c, k)       after commit(k) the new nodes as well   when the nodes are evicted
+    window of c     the boundary's node, and the lease      when the lease has moved past it
+    window of k     after commit(k) the node of k as well   when that node is evicted
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from agentcache.cache.accounting import Account, account
+from agentcache.cache.lease import Lease
+from agentcache.cache.memory import Memory, OutOfPages
+from agentcache.components.base import SnapshotComponent, WindowComponent
+from agentcache.components.full import FullComponent
+from agentcache.errors import LeaseError
+from agentcache.events import Event, Events
+from agentcache.policy.admission import plan_checkpoints
+from agentcache.pools.table import PageTable
+from agentcache.sessions.refs import References, SessionRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agentcache.clock import Clock
+    from agentcache.metrics import Metrics
+    from agentcache.policy.eviction import Policy
+    from agentcache.pools.base import Pools
+    from agentcache.tiers.base import LowerTier
+    from agentcache.tree.node import Node
+    from agentcache.tree.radix_tree import Inserted, Match, RadixTree, Salts, Split
+    from agentcache.types import IntArray
+
+__all__ = ["HybridCache"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memo:
+    """A tip's page table, and the cache's count of moved data when it was right."""
+
+    table: PageTable
+    moves: int
+
+
+class HybridCache:
+    """One radix tree, one arena of pages, one byte budget.
+
+    Everything here runs on the engine thread. Each door may evict idle entries to make room and
+    raises OutOfPages, having changed nothing that the caller holds, if that is not enough.
+    """
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        pools: Pools,
+        policy: Policy,
+        clock: Clock,
+        metrics: Metrics,
+        min_gain: int = 1,
+        events: Events | None = None,
+        lower: LowerTier | None = None,
+    ) -> None:
+        self.tree = tree
+        self.pools = pools
+        self.metrics = metrics
+        self.events = events or Events()
+        self.memory = Memory(tree, pools, policy, clock, metrics, self.events, lower)
+        self.refs = References(self.memory.push)
+        self.leases: set[Lease] = set()
+        self._clock = clock
+        self._min_gain = min_gain
+        self._edge = _only(tree, FullComponent)
+        self._snapshot = _only(tree, SnapshotComponent)
+        self._windows = [rule for rule in tree.rules if isinstance(rule, WindowComponent)]
+
+    def acquire(
+        self,
+        namespace: bytes,
+        tokens: IntArray,
+        *,
+        limit: int | None = None,
+        structural: Iterable[int] = (),
+        passing: Iterable[int] = (),
+        salts: Salts = (),
+        after: SessionRef | None = None,
+        known_len: int = 0,
+        session: str | None = None,
+    ) -> Lease:
+        """Find the longest reusable boundary of `tokens`, lock it and copy its state privately.
+
+        limit: longest boundary allowed; by default all but the last token, since at least one has
+            to be computed.
+        structural: lengths worth a checkpoint that others may share. passing: lengths worth one
+            to this trajectory alone, until it has moved on.
+        salts: further identity of the sequence from certain positions on.
+        after, known_len: the mark of a tip whose path is known to equal `tokens[:known_len]`, and
+            the salts as well; the walk starts there, or at its deepest living ancestor.
+        session: a name for listeners to events.
+
+        Raises OutOfPages, also where no row is free.
+        """
+        limit = len(tokens) - 1 if limit is None else limit
+        start = self._start(namespace, after, known_len)
+        match = self.tree.match(start, tokens, limit, salts)
+        if match.loadable > match.boundary:
+            self._load_back(match)
+            start = self._start(namespace, after, known_len)  # room was made meanwhile
+            match = self.tree.match(start, tokens, limit, salts)
+        row = self.pools.rows.alloc()
+        if row is None:
+            raise OutOfPages(0)
+        self.tree.lock(match.node)
+        structural = frozenset(structural)
+        lease = Lease(
+            match=match,
+            boundary=match.boundary,
+            plan=plan_checkpoints(match, structural.union(passing), len(tokens), self._min_gain),
+            row=row,
+            table=_NO_TABLE,
+            locked=match.node,
+            structural=structural,
+            salts=salts,
+            session=session,
+            committed_len=match.boundary,
+            reserved_len=match.boundary,
+        )
+        try:
+            self._load(match.node, row)  # first of all: a lock does not keep the checkpoint
+            self._take_windows(lease, match.node)
+            self._touch(match.node)
+            self._take_table(lease, start, after)
+            for rule in self._windows:
+                self._enter(lease, rule.kind, lease.windows[rule.kind])
+        except BaseException:
+            self._give_back(lease)
+            raise
+        self.leases.add(lease)
+        return lease
+
+    def _load_back(self, match: Match) -> None:
+        """Bring what reaches further than the boundary back from a lower tier, if it fits."""
+        try:
+            self.memory.load_back(match.node, match.loadable_node)
+        except OutOfPages:
+            self.metrics.add("unloaded", "requests")
+
+    def _start(self, namespace: bytes, after: SessionRef | None, known_len: int) -> Node:
+        if after is None:
+            return self.tree.root(namespace)
+        node = after.frontier.living()
+        while node.end > known_len:
+            assert node.parent is not None
+            node = node.parent
+        return self.tree.root(namespace) if node.is_root else node
+
+    def _take_windows(self, lease: Lease, node: Node) -> None:
+        """Hold what the boundary's window needs, so that no eviction can take it away."""
+        at = lease.boundary
+        for rule in self._windows:
+            first, pages = rule.reach(at) // rule.page_size, _NO_PAGES
+            if at:
+                residency = node.data[rule.kind]
+                skipped = first - residency.start // rule.page_size
+                pages = rule.pages_for(residency, at)[skipped:]
+                self.pools.pages.incref(pages)
+            lease.windows[rule.kind] = PageTable(rule.page_size, pages, first)
+
+    def _take_table(self, lease: Lease, start: Node, after: SessionRef | None) -> None:
+        """The page table up to the boundary; O(pages beyond what the tip's memo has of it)."""
+        if self._edge is None:
+            return
+        size, kind = self._edge.page_size, self._edge.kind
+        memo = after.memo if after is not None else None
+        table = PageTable(size, _NO_PAGES)
+        stop = -(-lease.boundary // size)
+        if isinstance(memo, _Memo) and start.moved <= memo.moves:
+            # The page in which `start` ends may be a deeper node's copy of it.
+            table = memo.table.prefix(min(start.end, lease.boundary) // size)
+        table.extend(self._path_pages(lease.locked, kind, len(table), stop))
+        lease.table = table
+        self._enter(lease, kind, table)
+
+    def _path_pages(self, node: Node, kind: str, first: int, stop: int) -> IntArray:
+        """Pages [first, stop) of the path to a node."""
+        assert self._edge is not None
+        size = self._edge.page_size
+        parts: list[IntArray] = []
+        at: Node | None = node
+        while at is not None and not at.is_root and stop > first:
+            begin = at.start // size
+            if begin < stop:
+                # A page shared with a deeper node was taken there: the deeper one is right.
+                parts.append(at.data[kind].slots[max(0, first - begin) : stop - begin])
+                stop = begin
+            at = at.parent
+        parts.reverse()
+        return np.concatenate(parts) if parts else _NO_PAGES
+
+    def _enter(self, lease: Lease, kind: str, table: PageTable) -> None:
+        """Make the page in which the boundary lies ready to be written from there on.
+
+        The rest of that page is claimed where nobody has written it, else the page is copied.
+        """
+        offset = lease.boundary % table.page_size
+        if offset == 0 or not len(table.pages):
+            return
+        tail = table.last
+        is_edge = table is lease.table
+        if self.pools.pages.claim(tail, offset):
+            if is_edge:
+                self._own(lease, np.array([tail], dtype=np.int32))
+            else:
+                self.pools.pages.decref(np.array([tail], dtype=np.int32))  # held already
+            return
+        copy = self.memory.alloc(kind, 1)
+        self.memory.fill(kind, copy, lambda: self.pools.copy_tail(kind, tail, int(copy[0]), offset))
+        table.replace_last(int(copy[0]))
+        if is_edge:
+            self._own(lease, copy)
+        else:
+            self.memory.give_back(kind, np.array([tail], dtype=np.int32))
+
+    def _load(self, node: Node, row: int) -> None:
+        if self._snapshot is None:
+            return
+        if node.is_root:
+            self.pools.clear_state(row)
+            return
+        self.pools.load_state(node.data[self._snapshot.kind].slots, row)
+        self.metrics.add("reused", self._snapshot.kind)
+
+    def _touch(self, node: Node) -> None:
+        if node.is_root:
+            return
+        node.last_access = self._clock.now()
+        node.superseded = False
+        self.memory.push(node)
+
+    def reserve(self, lease: Lease, length: int) -> None:
+        """Make room for the lease's sequence up to `length` tokens. Raises OutOfPages.
+
+        What lies before every window that is still needed is given back first; all tokens of
+        earlier reservations must have been computed.
+        """
+        self._check(lease)
+        self._trim(lease)
+        if self._edge is not None:
+            missing = -(-length // self._edge.page_size) - len(lease.table)
+            if missing > 0:
+                pages = self.memory.alloc(self._edge.kind, missing, lease.table.last)
+                lease.table.extend(pages)
+                self._own(lease, pages)
+        for rule in self._windows:
+            table = lease.windows[rule.kind]
+            missing = -(-length // rule.page_size) - len(table)
+            if missing > 0:
+                table.extend(self.memory.alloc(rule.kind, missing, table.last))
+        lease.reserved_len = max(lease.reserved_len, length)
+
+    def _trim(self, lease: Lease) -> None:
+        """Give back the pages of windows that neither the next token nor a planned commit needs."""
+        if not self._windows:
+            return
+        planned = (at for at in lease.plan if at > lease.committed_len)
+        keep = min(lease.reserved_len, next(planned, lease.reserved_len))
+        for rule in self._windows:
+            gone = lease.windows[rule.kind].trim(rule.reach(keep) // rule.page_size)
+            self.memory.give_back(rule.kind, gone)
+
+    def _own(self, lease: Lease, pages: IntArray) -> None:
+        if len(pages):
+            lease.own.append(pages)
+
+    def commit(self, lease: Lease, tokens: IntArray, length: int, row: int) -> bool:
+        """File `tokens[:length]` with the state in `row`, which has absorbed exactly those.
+
+        The KV of those positions has been computed. False where there was no room for the
+        checkpoint even with everything idle evicted; the lease goes on, unfiled.
+        """
+        self._check(lease)
+        if length <= lease.committed_len:
+            node = lease.locked
+            return length == node.end and self.tree.is_boundary(node)
+        begun = lease.frontier
+        inserted = self.tree.insert(begun, tokens, length, lease.salts)
+        self._note_known(lease, begun, inserted)
+        for split in inserted.splits:
+            self._note_split(split)
+        for created in inserted.created:
+            self._note_insert(created, lease.session)
+            self._file_edge(created, lease)
+        node = inserted.node
+        self.tree.lock(node)
+        left, lease.locked, lease.committed_len = lease.locked, node, length
+        self.memory.unlock(left)
+        if not self._file_snapshot(node, lease, row):
+            return False
+        self._file_windows(node, lease)
+        node.structural = node.structural or length in lease.structural
+        lease.filed.append(node)
+        self._touch(node)
+        return True
+
+    def _note_split(self, split: Split) -> None:
+        """Count the new holder of shared pages, and tell listeners."""
+        upper, lower = split.upper, split.lower
+        for _, pages in split.shared:
+            self.pools.pages.incref(pages)
+        if self.events.active:
+            self.events.emit(Event("split", key=lower.id, parent=upper.id, boundary=upper.end))
+            for kind in upper.data:
+                self.memory.note("file", upper, kind)
+
+    def _note_insert(self, node: Node, session: str | None) -> None:
+        if not self.events.active:
+            return
+        parent = node.parent
+        assert parent is not None
+        namespace = self.tree.namespace(parent) if parent.is_root else None
+        self.events.emit(
+            Event(
+                "insert",
+                key=node.id,
+                parent=parent.id,
+                start=node.start,
+                boundary=node.end,
+                tokens=tuple(node.tokens.tolist()),
+                namespace=None if namespace is None else namespace.hex(),
+                salt=None if node.salt is None else node.salt.hex(),
+                session=session,
+            )
+        )
+
+    def _note_known(self, lease: Lease, begun: Node, inserted: Inserted) -> None:
+        """Note from where on the tree had KV of its own for what was just filed."""
+        node: Node | None = inserted.node
+        while node is not None and node is not begun:
+            if node not in inserted.created:
+                lease.published_len = min(lease.published_len, max(node.start, lease.boundary))
+            node = node.parent
+
+    def _file_edge(self, node: Node, lease: Lease) -> None:
+        if self._edge is not None:
+            pages = lease.table.slice(node.start, node.end)
+            self.pools.pages.incref(pages)
+            self.tree.commit(node, self._edge.kind, pages)
+            self.metrics.add("filed", self._edge.kind, node.end - node.start)
+            self.memory.note("file", node, self._edge.kind, lease.session)
+
+    def _file_windows(self, node: Node, lease: Lease) -> None:
+        for rule in self._windows:
+            if rule.kind not in node.data:
+                pages = lease.windows[rule.kind].slice(rule.reach(node.end), node.end)
+                self.pools.pages.incref(pages)
+                self.tree.commit(node, rule.kind, pages)
+                self.metrics.add("filed", rule.kind)
+                self.memory.note("file", node, rule.kind, lease.session)
+
+    def _file_snapshot(self, node: Node, lease: Lease, row: int) -> bool:
+        rule = self._snapshot
+        if rule is None or rule.kind in node.data:
+            return True
+        try:
+            pages = self.memory.alloc_scattered(rule.kind, self.pools.state_pages)
+        except OutOfPages:
+            self.metrics.add("unfiled", rule.kind)
+            return False
+        self.memory.fill(rule.kind, pages, lambda: self.pools.save_state(row, pages))
+        self.tree.commit(node, rule.kind, pages)
+        self.memory.num_checkpoints += 1
+        self.metrics.add("filed", rule.kind)
+        self.memory.note("file", node, rule.kind, lease.session)
+        return True
+
+    def release(self, lease: Lease) -> None:
+        """Give back all that the lease holds; what it committed stays. Twice is a LeaseError."""
+        self._check(lease)
+        lease.released = True
+        self.leases.remove(lease)
+        self._give_up_tails(lease)
+        self._give_back(lease)
+
+    def _give_back(self, lease: Lease) -> None:
+        self.memory.unlock(lease.locked)
+        for pages in lease.own:
+            self.memory.give_back(self._edge.kind if self._edge else "", pages)
+        for kind, table in lease.windows.items():
+            self.memory.give_back(kind, table.pages)
+        self.pools.rows.free(lease.row)
+
+    def suspend(self, lease: Lease, tokens: IntArray, length: int) -> bool:
+        """Publish the frontier and release, so that an equal request can go on from it later."""
+        kept = self.commit(lease, tokens, length, lease.row)
+        self.release(lease)
+        return kept
+
+    def _give_up_tails(self, lease: Lease) -> None:
+        """Let the next turn go on inside the page where this one's filed tokens end."""
+        end = lease.committed_len
+        tables = [lease.table] if self._edge is not None else []
+        for table in (*tables, *lease.windows.values()):
+            if end % table.page_size and end // table.page_size >= table.first:
+                page = int(table.slice(end - 1, end)[0])
+                self.pools.pages.disclaim(page, end % table.page_size)
+        if self._edge is not None:  # what was reserved beyond is no part of the trajectory
+            lease.table.truncate(-(-end // self._edge.page_size))
+
+    def stand(
+        self,
+        frontier: Node,
+        filed: Iterable[Node] = (),
+        *,
+        after: SessionRef | None = None,
+        lease: Lease | None = None,
+    ) -> SessionRef:
+        """Mark a node as the place where a live tip stands.
+
+        filed: further checkpoints of its turn. after: the mark it went on from, held or not. lease:
+        of the call that ends there; what it knows makes the next turn's acquire cheap.
+        """
+        ref = self.refs.hold(frontier, filed, after=after, now=self._clock.now())
+        if self._edge is not None:
+            num_pages = frontier.end // self._edge.page_size
+            if lease is not None:
+                num_pages = min(num_pages, lease.published_len // self._edge.page_size)
+                ref.memo = _Memo(lease.table.prefix(num_pages), self.memory.moves)
+            elif after is not None and isinstance(after.memo, _Memo):
+                ref.memo = _Memo(after.memo.table.prefix(num_pages), after.memo.moves)
+        return ref
+
+    def stand_again(self, ref: SessionRef) -> SessionRef:
+        """One more mark where another one is, or at what is left of its path. O(1)."""
+        return self.stand(ref.frontier.living(), after=ref)
+
+    def expect(self, seconds: float, *refs: SessionRef) -> None:
+        """Their session is expected back in about that many seconds: they count twice as long."""
+        for ref in refs:
+            self.refs.expect(ref, self._clock.now(), 2 * seconds)
+
+    def leave(self, *refs: SessionRef) -> None:
+        """The tips have moved on or their session is over. Twice is the same as once."""
+        self.refs.leave_all(refs)
+
+    def _check(self, lease: Lease) -> None:
+        if lease.released:
+            raise LeaseError("the lease was released; acquire a new one")
+
+    def evict_one(self) -> bool:
+        """Take the entry that should leave first; False if nothing idle is left."""
+        return self.memory.evict_one()
+
+    def clear(self) -> int:
+        """Forget everything idle, on every tier; bytes of the device that became free."""
+        return self.memory.clear() * self.pools.page_bytes
+
+    @property
+    def num_checkpoints(self) -> int:
+        """Checkpoints of the recurrent state that are filed."""
+        return self.memory.num_checkpoints
+
+    def account(self) -> dict[str, Account]:
+        """Evictable and protected pages of each kind; O(nodes + pages)."""
+        return account(self.tree, self.leases, self.pools.pages.num_pages)
+
+    def used_pages(self) -> dict[str, int]:
+        """Pages held now, by kind; KV includes what running requests hold."""
+        return self.memory.used_pages()
+
+    def peak_pages(self) -> tuple[dict[str, int], int]:
+        """The most pages ever held at once: of each kind, and of all together."""
+        return self.memory.peak_pages()
+
+
+def _only(tree: RadixTree, base: type[_C]) -> _C | None:
+    """The tree's component of that form; there may be one."""
+    found = [rule for rule in tree.rules if isinstance(rule, base)]
+    assert len(found) <= 1, f"{len(found)} components of the form {base.__name__}; one can be"
+    return found[0] if found else None
+
+
+_C = TypeVar("_C", FullComponent, SnapshotComponent)
+
+_NO_PAGES: IntArray = np.empty(0, dtype=np.int32)
+_NO_TABLE = PageTable(1, _NO_PAGES)

@@ -1,0 +1,57 @@
+"""What one running request holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentcache.pools.table import PageTable
+    from agentcache.tree.node import Node
+    from agentcache.tree.radix_tree import Match, Salts
+    from agentcache.types import IntArray
+
+__all__ = ["Lease"]
+
+_ALL = 2**62
+"""Longer than any sequence."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What one running request holds, from acquire to its single release.
+
+    match, boundary: what was known, and the tokens reused. plan: lengths at which a checkpoint is
+    to be committed. row: the private state. table: pages of the whole sequence. windows: per
+    windowed kind the pages from the first position still needed on. locked: the node whose path the
+    lease keeps. committed_len: how many tokens the tree holds of this request. reserved_len: how
+    many there is room for. own: pages of the table that the lease holds. filed: nodes where it
+    committed a checkpoint. published_len: how far the table is the tree's; beyond, the tree had
+    pages of its own for tokens computed again.
+    """
+
+    match: Match
+    boundary: int
+    plan: tuple[int, ...]
+    row: int
+    table: PageTable
+    locked: Node
+    structural: frozenset[int]
+    salts: Salts
+    session: str | None
+    committed_len: int
+    reserved_len: int
+    windows: dict[str, PageTable] = field(default_factory=dict)
+    own: list[IntArray] = field(default_factory=list)
+    filed: list[Node] = field(default_factory=list)
+    published_len: int = _ALL
+    released: bool = False
+
+    @property
+    def frontier(self) -> Node:
+        """The deepest node on the lease's path that holds nothing but tokens of this request."""
+        node = self.locked
+        while node.end > self.committed_len:  # the boundary lies inside the locked node's edge
+            assert node.parent is not None
+            node = node.parent
+        return node

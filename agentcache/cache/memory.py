@@ -1,0 +1,363 @@
+"""The memory that tree and running requests share: room is made here, and counted.
+
+What has to leave the device goes to a lower tier where there is one, and is forgotten where there
+is none or where that is full:
+
+    a node at the bottom      with all its data: demoted, or removed with what it alone made usable
+    a node with others below  its checkpoint: demoted or dropped; KV of its edge is theirs too
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from agentcache.components.base import SnapshotComponent
+from agentcache.components.full import FullComponent
+from agentcache.events import Event, Events
+from agentcache.policy.coverage import neighbours
+from agentcache.policy.eviction import EvictionOrder, Policy
+from agentcache.tree.node import Node, Residency
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentcache.clock import Clock
+    from agentcache.events import EventName
+    from agentcache.metrics import Metrics
+    from agentcache.pools.base import Pools
+    from agentcache.tiers.base import LowerTier
+    from agentcache.tree.radix_tree import Freed, RadixTree
+    from agentcache.types import IntArray
+
+__all__ = ["Memory", "OutOfPages"]
+
+
+class OutOfPages(Exception):
+    """Not enough pages even with everything idle evicted. For the scheduler, never for users."""
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(f"{missing} pages short")
+        self.missing = missing
+
+
+class Memory:
+    """Pages by kind, what may leave first, and the lower tier.
+
+    moves: how often data of nodes that stay has changed its place so far; a node's `moved` is the
+    count when its own last did.
+    """
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        pools: Pools,
+        policy: Policy,
+        clock: Clock,
+        metrics: Metrics,
+        events: Events,
+        lower: LowerTier | None,
+    ) -> None:
+        self.tree = tree
+        self.pools = pools
+        self.metrics = metrics
+        self.events = events
+        self.lower = lower
+        self.moves = 0
+        self.num_checkpoints = 0
+        self._clock = clock
+        self._order = EvictionOrder(policy, pools.pages.num_pages)
+        self._demoted = _Demoted()
+        self._edge = next((r for r in tree.rules if isinstance(r, FullComponent)), None)
+        self._used: Counter[str] = Counter()
+        self._peak_pages: Counter[str] = Counter()
+        self._peak_total = 0
+
+    def push(self, node: Node) -> None:
+        """Put a node at its present place in the order of eviction."""
+        self._order.push(node, self._clock.now())
+
+    def alloc(self, kind: str, count: int, after: int = -1) -> IntArray:
+        """Pages in as few runs as there are, behind page `after` if possible. Raises OutOfPages."""
+        self.make_room(count)
+        pages = self.pools.pages.alloc(count, after)
+        assert pages is not None
+        self._count(kind, count)
+        return pages
+
+    def alloc_scattered(self, kind: str, count: int) -> IntArray:
+        """Pages in no order, for what is copied before use. Raises OutOfPages."""
+        self.make_room(count)
+        pages = self.pools.pages.alloc_scattered(count)
+        assert pages is not None
+        self._count(kind, count)
+        return pages
+
+    def _count(self, kind: str, count: int) -> None:
+        self._used[kind] += count
+        if self._used[kind] > self._peak_pages[kind]:
+            self._peak_pages[kind] = self._used[kind]
+        self._peak_total = max(self._peak_total, self.pools.pages.num_used)
+
+    def give_back(self, kind: str, pages: IntArray) -> None:
+        """One holder fewer of each page."""
+        if not len(pages):
+            return
+        gone = self.pools.pages.decref(pages)
+        if len(gone):
+            self._used[kind] -= len(gone)
+            self.pools.on_free(gone)
+
+    def fill(self, kind: str, pages: IntArray, copy: Callable[[], None]) -> None:
+        """Fill fresh pages by `copy`; they are given back if that fails."""
+        try:
+            copy()
+        except BaseException:
+            self.give_back(kind, pages)
+            raise
+
+    def make_room(self, count: int) -> None:
+        """Evict idle entries until `count` pages are free; none for what can never fit."""
+        if count > self.pools.pages.num_pages:
+            raise OutOfPages(count - self.pools.pages.num_pages)
+        while self.pools.pages.num_free < count:
+            if not self.evict_one():
+                raise OutOfPages(count - self.pools.pages.num_free)
+
+    def evict_one(self) -> bool:
+        """Take the entry that should leave the device first; False if nothing idle is left."""
+        return self._evict_one(self.lower)
+
+    def clear(self) -> int:
+        """Forget everything idle, on every tier; pages of the device that became free."""
+        before = self.pools.pages.num_free
+        while self._evict_one(None):
+            pass
+        while self._forget_demoted():
+            pass
+        return self.pools.pages.num_free - before
+
+    def _evict_one(self, lower: LowerTier | None) -> bool:
+        while (node := self._order.pop(self._clock.now())) is not None:
+            if not any(data.tier == 1 for data in node.data.values()):
+                continue
+            if self._is_bottom(node):
+                if not self._demote(node, list(node.data), lower):
+                    self._remove(node)
+                return True
+            if self._take_checkpoint(node, lower):
+                return True
+        return False
+
+    def _is_bottom(self, node: Node) -> bool:
+        """Whether neither a request nor a node below, on the device, needs the node's KV."""
+        if node.locks or node.is_root:
+            return False
+        if self._edge is None:
+            return node.is_leaf
+        kind = self._edge.kind
+        return all(child.data[kind].tier > 1 for child in node.children.values())
+
+    def _remove(self, node: Node) -> None:
+        """Forget a node at the bottom, and what is demoted below it."""
+        below = list(node.children.values())
+        for child in below:
+            self._remove(child)
+        if node.generation == 0:
+            for kind in node.data:
+                self.metrics.add("evictions", kind)
+            self._apply(self.tree.remove_leaf(node, self._clock.now()))
+
+    def _take_checkpoint(self, node: Node, lower: LowerTier | None) -> bool:
+        """Take what makes a node that has to stay a boundary: all of it, since none is of use
+        without the rest."""
+        kinds = [k for k in self._checkpoint_kinds(node) if node.data[k].tier == 1]
+        if not kinds:
+            return False
+        above, below = neighbours(node)
+        if not self._demote(node, kinds, lower):
+            for kind in self._checkpoint_kinds(node):
+                self._drop(node, kind)
+        for neighbour in (above, below):  # the gaps around them have grown
+            if neighbour is not None:
+                self.push(neighbour)
+        return True
+
+    def _checkpoint_kinds(self, node: Node) -> list[str]:
+        return [kind for kind in node.data if self._edge is None or kind != self._edge.kind]
+
+    def _drop(self, node: Node, kind: str) -> None:
+        data = self.tree.drop(node, kind, self._clock.now())
+        if data is not None:
+            self.metrics.add("evictions", kind)
+            self.note("evict", node, kind)
+            self._free(kind, data)
+
+    def unlock(self, node: Node) -> None:
+        """Undo one lock of the tree; what is of no use to anyone leaves at once."""
+        self.tree.unlock(node)
+        if self.tree.can_remove(node) and not self.tree.is_usable(node):
+            self._apply(self.tree.remove_leaf(node, self._clock.now()))
+        else:
+            self.push(node)
+            self._demoted.push(node)
+
+    def _apply(self, freed: Freed) -> None:
+        for node in freed.removed:
+            self._order.remove(node)
+            self.note("remove", node)
+        for kind, data in freed.data:
+            self._free(kind, data)
+        if freed.survivor is not None:
+            self.push(freed.survivor)
+            self._demoted.push(freed.survivor)
+
+    def _free(self, kind: str, data: Residency) -> None:
+        if self._is_snapshot(kind):
+            self.num_checkpoints -= 1
+        if data.tier == 1:
+            self.give_back(kind, data.slots)
+        else:
+            assert self.lower is not None
+            self.lower.free(data.slots)
+
+    def _is_snapshot(self, kind: str) -> bool:
+        return isinstance(self.tree.rule(kind), SnapshotComponent)
+
+    def _demote(self, node: Node, kinds: list[str], lower: LowerTier | None) -> bool:
+        """Move data to the lower tier; False, and nothing done, if there is no room or no tier."""
+        kinds = [kind for kind in kinds if node.data[kind].tier == 1]
+        count = sum(len(node.data[kind].slots) for kind in kinds)
+        if lower is None or not self._make_lower_room(lower, count):
+            return False
+        for kind in kinds:
+            data = node.data[kind]
+            slots = lower.store(data.slots)
+            node.data[kind] = Residency(slots, data.start, lower.tier)
+            self.give_back(kind, data.slots)
+            self.metrics.add("demotions", kind)
+            self.note("demote", node, kind)
+        self._moved(node)
+        self._demoted.push(node)
+        assert node.parent is not None
+        self.push(node.parent)
+        return True
+
+    def _make_lower_room(self, lower: LowerTier, count: int) -> bool:
+        while lower.num_free < count:
+            if not self._forget_demoted():
+                return False
+        return True
+
+    def _forget_demoted(self) -> bool:
+        """Forget the least recently used of what is on the lower tier."""
+        while (node := self._demoted.pop()) is not None:
+            if self.tree.can_remove(node) and all(d.tier > 1 for d in node.data.values()):
+                self._remove(node)
+                return True
+            kinds = [k for k in self._checkpoint_kinds(node) if node.data[k].tier > 1]
+            if kinds and not node.is_leaf and node.locks == 0:
+                for kind in self._checkpoint_kinds(node):
+                    self._drop(node, kind)
+                return True
+        return False
+
+    def load_back(self, start: Node, target: Node) -> None:
+        """Bring what `target` needs to be a boundary back to the device. Raises OutOfPages.
+
+        start: an ancestor of `target`, or the same, whose own KV is on the device.
+        """
+        path: list[Node] = []
+        node = target
+        while node is not start:
+            path.append(node)
+            assert node.parent is not None
+            node = node.parent
+        held = start
+        self.tree.lock(target)  # or the lower tier might forget it to make room
+        self.tree.lock(held)
+        try:
+            for node in reversed(path):
+                self.tree.lock(node)
+                self.unlock(held)
+                held = node
+                self._load(node, self._edge_kinds())
+            self._load(target, list(target.data))
+        finally:
+            self.unlock(held)
+            self.unlock(target)
+
+    def _edge_kinds(self) -> list[str]:
+        return [] if self._edge is None else [self._edge.kind]
+
+    def _load(self, node: Node, kinds: list[str]) -> None:
+        for kind in kinds:
+            data = node.data.get(kind)
+            if data is not None and data.tier > 1:
+                pages = self.alloc(kind, len(data.slots))
+                self._copy_back(kind, data, pages)
+                node.data[kind] = Residency(pages, data.start)
+                self.metrics.add("loads", kind)
+                self._moved(node)
+                self.note("load_back", node, kind)
+
+    def _copy_back(self, kind: str, data: Residency, pages: IntArray) -> None:
+        lower = self.lower
+        assert lower is not None
+        self.fill(kind, pages, lambda: lower.load(data.slots, pages))
+        lower.free(data.slots)
+
+    def _moved(self, node: Node) -> None:
+        self.moves += 1
+        node.moved = self.moves
+
+    def note(
+        self, name: EventName, node: Node, kind: str | None = None, session: str | None = None
+    ) -> None:
+        """Tell listeners of a change at a node."""
+        if not self.events.active:
+            return
+        data = None if kind is None else node.data.get(kind)
+        self.events.emit(
+            Event(
+                name,
+                key=node.id,
+                boundary=node.end,
+                start=node.start if data is None else data.start,
+                kind=kind,
+                session=session,
+                tier=1 if data is None else data.tier,
+            )
+        )
+
+    def used_pages(self) -> dict[str, int]:
+        """Pages held now, by kind; KV includes what running requests hold."""
+        return {rule.kind: self._used[rule.kind] for rule in self.tree.rules}
+
+    def peak_pages(self) -> tuple[dict[str, int], int]:
+        """The most pages ever held at once: of each kind, and of all together."""
+        return {kind: self._peak_pages[kind] for kind in self.used_pages()}, self._peak_total
+
+
+class _Demoted:
+    """Nodes with data on the lower tier, least recently used first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Node]] = []
+        self._ticket = itertools.count()
+
+    def push(self, node: Node) -> None:
+        if any(data.tier > 1 for data in node.data.values()):
+            heapq.heappush(self._heap, (node.last_access, next(self._ticket), node))
+
+    def pop(self) -> Node | None:
+        while self._heap:
+            last_access, _, node = heapq.heappop(self._heap)
+            if node.generation or not any(data.tier > 1 for data in node.data.values()):
+                continue
+            if last_access == node.last_access:
+                return node
+            self.push(node)
+        return None

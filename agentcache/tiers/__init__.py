@@ -1,0 +1,1 @@
+"""Tiers: where data goes that has to leave the device and may be wanted back."""

@@ -1,0 +1,167 @@
+"""The series of calls that are timed, and a row of figures for each."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from _turns import (
+    ONE_SHOT_LEN,
+    PHASES,
+    Agents,
+    CacheServer,
+    make_cache,
+    num_pages,
+    one_shots,
+    serve_all,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from _turns import Served, Server
+
+    from agentcache.types import Kind
+
+    MakeServer = Callable[[Sequence[Kind], int, int], Server]
+
+__all__ = ["NUM_SESSIONS", "SMALL_LEN", "TURN_LEN", "Run", "Sizes", "room", "rows"]
+
+NUM_SESSIONS = 2
+TURN_LEN, SMALL_LEN = 1000, 50
+_SMALL_TURNS = 40
+_SHORT_LENS = (100, 10)
+"""Prompt and answer of a short request."""
+_SLACK = 1.05
+"""Room for the sessions, over what they need at the end."""
+_ROOM_FOR_ONE_SHOTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured.
+
+    turns: of 1,000 tokens. bases: histories under turns of 50. short: requests. path_len,
+    path_nodes: of the path that is matched from the root, and whose records are weighed. entries:
+    few and many. repetitions: whole runs of the turns, all of which do the same work.
+    """
+
+    turns: int = 200
+    bases: tuple[int, ...] = (10_000, 50_000, 100_000, 200_000)
+    short: int = 5000
+    path_len: int = 200_000
+    path_nodes: int = 1000
+    entries: tuple[int, int] = (1000, 100_000)
+    repetitions: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One series, served once. served: its turns, those of all sessions in the order they came."""
+
+    series: str
+    final_len: int
+    new_len: int
+    num_sessions: int
+    hit_rate: float
+    served: list[Served]
+
+    def row(self) -> dict[str, Any]:
+        """Ms per turn: turns 6 to 15, the last 25, all, and the last 25 by phase."""
+        n, served = self.num_sessions, self.served
+        last = served[-25 * n :]
+        return {
+            "series": self.series,
+            "final_tokens": self.final_len,
+            "new_tokens": self.new_len,
+            "ms_per_turn_first": _mean_ms([s.total_s for s in served[5 * n : 15 * n]]),
+            "ms_per_turn_last25": _mean_ms([s.total_s for s in last]),
+            "ms_per_turn_mean": _mean_ms([s.total_s for s in served]),
+            **{f"ms_{phase}": _mean_ms([s.seconds[phase] for s in last]) for phase in PHASES},
+            "hit_rate": self.hit_rate,
+            "num_evictions": sum(s.num_evictions for s in served),
+            "evictions_per_turn_last25": sum(s.num_evictions for s in last) / len(last),
+        }
+
+
+def _mean_ms(seconds: Sequence[float]) -> float:
+    return 1000 * sum(seconds) / len(seconds)
+
+
+def room(num_at_end: int, num_per_one_shot: int) -> int:
+    """Room for all sessions at their end and a few one-shots, in tokens or in pages."""
+    return int(_SLACK * NUM_SESSIONS * num_at_end) + _ROOM_FOR_ONE_SHOTS * num_per_one_shot
+
+
+def rows(
+    make_server: MakeServer | None, kinds: Sequence[Kind], page: int, sizes: Sizes
+) -> Iterator[dict[str, Any]]:
+    """The rows of one composition. By default the cache serves; then short requests come too.
+
+    Every repetition does the same work. Of each turn the one that took least is taken: what
+    another process adds to a thread's time, by way of caches and shared cores, is not the cache's.
+    """
+    if make_server is not None:
+        yield from (run.row() for run in _turns(make_server, kinds, page, sizes))
+        return
+    repeated = [
+        [*_turns(_cache_server, kinds, page, sizes), _short(kinds, page, sizes)]
+        for _ in range(sizes.repetitions)
+    ]
+    for same in zip(*repeated, strict=True):
+        turns = zip(*(run.served for run in same), strict=True)
+        same[0].served[:] = [min(turn, key=lambda served: served.total_s) for turn in turns]
+        yield same[0].row()
+
+
+def _cache_server(kinds: Sequence[Kind], page: int, final_len: int) -> Server:
+    pages = room(num_pages(kinds, page, final_len), num_pages(kinds, page, ONE_SHOT_LEN))
+    return CacheServer(make_cache(kinds, page, pages))
+
+
+def _turns(
+    make_server: MakeServer, kinds: Sequence[Kind], page: int, sizes: Sizes
+) -> Iterator[Run]:
+    yield _growing(make_server, kinds, page, sizes.turns, is_full=False)
+    yield _growing(make_server, kinds, page, sizes.turns, is_full=True)
+    yield from _small_turns(make_server, kinds, page, sizes.bases)
+
+
+def _growing(
+    make_server: MakeServer, kinds: Sequence[Kind], page: int, turns: int, *, is_full: bool
+) -> Run:
+    """Turns of 1,000 tokens from nothing on, in an arena that is empty or full of one-shots."""
+    final_len = TURN_LEN * turns
+    server, agents = make_server(kinds, page, final_len), Agents(NUM_SESSIONS, final_len)
+    if is_full:
+        num_one_shots = room(final_len, ONE_SHOT_LEN) // ONE_SHOT_LEN + 1
+        serve_all(server, one_shots(num_one_shots, ONE_SHOT_LEN - 32, 32, seed=1))
+    gc.collect()
+    served, hit_rate = serve_all(server, agents.turns(turns, TURN_LEN))
+    series = f"{TURN_LEN} new, full" if is_full else f"{TURN_LEN} new"
+    return Run(series, final_len, TURN_LEN, NUM_SESSIONS, hit_rate, served)
+
+
+def _small_turns(
+    make_server: MakeServer, kinds: Sequence[Kind], page: int, bases: Sequence[int]
+) -> Iterator[Run]:
+    """40 turns of 50 tokens on histories of several lengths, which grow by turns of 1,000."""
+    growth = _SMALL_TURNS * SMALL_LEN
+    final_len = bases[-1] + growth
+    server, agents = make_server(kinds, page, final_len), Agents(NUM_SESSIONS, final_len)
+    for base in bases:
+        serve_all(server, agents.turns((base - agents.history_len) // TURN_LEN, TURN_LEN))
+        gc.collect()
+        served, hit_rate = serve_all(server, agents.turns(_SMALL_TURNS, SMALL_LEN))
+        series = f"{SMALL_LEN} new on {base // 1000}K"
+        yield Run(series, base + growth, SMALL_LEN, NUM_SESSIONS, hit_rate, served)
+
+
+def _short(kinds: Sequence[Kind], page: int, sizes: Sizes) -> Run:
+    """Requests of about 100 tokens that have nothing in common; a fifth of them has room."""
+    total = sum(_SHORT_LENS)
+    server = CacheServer(make_cache(kinds, page, sizes.short // 5 * num_pages(kinds, page, total)))
+    gc.collect()
+    served = [server.serve(step) for step in one_shots(sizes.short, *_SHORT_LENS)]
+    return Run("short", total, total, 1, 0.0, served)

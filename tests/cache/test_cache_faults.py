@@ -1,0 +1,221 @@
+"""Whatever fails at whatever moment of a request, everything is given back and nobody else notices.
+
+`on_free` is left out: it only forgets what pages held, after they are free; there is nothing to
+give back any more, and nobody it could answer to.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from testkit.oracle import COMPOSITIONS, MAX_LEN, Ask, Layout, World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NUM_SCHEDULES = 1000
+PAGE_SIZES = [(1, 1), (4, 4), (4, 3), (1, 4), (4, 1)]
+
+FILLING = ("copy_tail", "save_state", "load_state", "clear_state", "forward")
+"""Calls that may also fail once they have done their work, or a part of it."""
+
+CALLS = (*FILLING, "row", "alloc", "alloc_scattered", "acquire", "reserve", "commit", "stand")
+"""Every call that can fail which a request makes, or which is made for it."""
+
+
+class Injected(Exception):
+    """What the tests make fail."""
+
+
+class Faults:
+    """Makes calls fail.
+
+    made: the calls so far, in order. failed: how many of each were made to fail.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.made: list[str] = []
+        self.failed: Counter[str] = Counter()
+        self._awaited: Sequence[str] = ()
+        self._left = 0
+        self._afterwards = False
+        cache = world.cache
+        owners: dict[str, tuple[Any, str]] = {call: (cache.pools, call) for call in FILLING}
+        owners |= {call: (world, call) for call in ("forward", "stand")}
+        owners |= {call: (cache, call) for call in ("acquire", "reserve", "commit")}
+        owners |= {call: (cache.pools.pages, call) for call in ("alloc", "alloc_scattered")}
+        owners["row"] = (cache.pools.rows, "alloc")
+        for call in CALLS:
+            self._watch(call, *owners[call])
+
+    def arm(self, calls: Sequence[str], number: int, *, afterwards: bool) -> None:
+        """Let that one of the coming ones of these calls fail, counted from 1.
+
+        afterwards: only once it has done its work, where that can be.
+        """
+        self._awaited, self._left, self._afterwards = calls, number, afterwards
+
+    def disarm(self) -> None:
+        """Let no call fail."""
+        self._awaited = ()
+
+    def _watch(self, call: str, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            self.made.append(call)
+            self._left -= call in self._awaited
+            if call not in self._awaited or self._left != 0:
+                return original(*args, **kwargs)
+            self.disarm()
+            self.failed[call] += 1
+            if self._afterwards and call in FILLING:
+                original(*args, **kwargs)
+            raise Injected(call)
+
+        setattr(owner, name, method)
+
+
+def narrow(name: str, rng: random.Random) -> Layout:
+    """Pages for one request of any length, and little more."""
+    page_size, swa_page = rng.choice(PAGE_SIZES)
+    kinds = COMPOSITIONS[name]
+    num_pages = 2 + 4 * kinds.get("state_pages", 0)
+    num_pages += -(-MAX_LEN // page_size) if kinds.get("kv", True) else 0
+    num_pages += -(-MAX_LEN // swa_page) + 2 if "window" in kinds else 0
+    return Layout(
+        page_size=page_size,
+        swa_page=swa_page,
+        num_pages=num_pages,
+        policy=rng.choice(["lru", "session-lru"]),
+        **kinds,
+    )
+
+
+def random_ids(rng: random.Random, low: int, high: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(2) for _ in range(rng.randint(low, high)))
+
+
+def random_ask(rng: random.Random) -> Ask:
+    return Ask(
+        new=random_ids(rng, 1, 9),
+        reply=random_ids(rng, 0, 5),
+        cut=rng.choice([0, 0, 0, 1, 3, 9]),
+        structural=tuple(rng.sample(range(1, 12), rng.randrange(3))),
+        passing=tuple(rng.sample(range(1, 24), rng.randrange(3))),
+        salt=(rng.randrange(4), rng.randrange(2)) if rng.random() < 0.2 else None,
+        from_mark=rng.random() < 0.7,
+        limit=rng.randrange(MAX_LEN) if rng.random() < 0.1 else None,
+    )
+
+
+def random_operation(world: World, rng: random.Random) -> None:
+    """One operation, of those that can be made now."""
+    number, some = rng.randrange(8), rng.random()
+    if world.suspended and some < 0.2:
+        world.resume(number)
+    elif world.running and some < 0.6:
+        request_goes_on(world, rng, number)
+    elif some < 0.85:
+        world.advance(1.0)
+        world.begin(number, rng.randrange(8), random_ask(rng))
+    else:
+        session_changes(world, rng, number)
+
+
+def request_goes_on(world: World, rng: random.Random, number: int) -> None:
+    act = rng.choice(["step", "step", "step", "finish", "finish", "finish", "suspend", "abort"])
+    if act == "step":
+        world.step(number, rng.randint(1, 9))
+    elif act == "finish":
+        world.step(number, MAX_LEN)
+        world.finish(number, stopped=rng.random() < 0.2, release_first=rng.random() < 0.5)
+    else:
+        getattr(world, act)(number)
+
+
+def session_changes(world: World, rng: random.Random, number: int) -> None:
+    act = rng.choice(["fork", "fork", "rewind", "rewind", "open", "close", "idle", "evict"])
+    if act == "fork":
+        world.fork(number, rng.randrange(8))
+    elif act == "rewind":
+        world.rewind(number, rng.randrange(8), rng.randrange(3))
+    elif act == "idle":
+        world.idle(number, 5.0)
+    elif act == "evict":
+        world.evict()
+    else:
+        getattr(world, act)(number)
+
+
+def notice_failure(world: World, leases: set[Any]) -> None:
+    """The request that failed holds nothing, and nobody else noticed.
+
+    `check` recounts every page, row, lock and reference from the tree and from the leases that are
+    left, and has each of these read what it should.
+    """
+    assert world.failed is not None
+    assert world.failed.lease not in world.cache.leases
+    assert world.cache.leases <= leases
+    world.failed = None
+    world.check()
+
+
+def whole_request(world: World, ask: Ask) -> None:
+    """A request beside those that run, for which these make room if they have to."""
+    world.advance(1.0)
+    world.open(0)
+    before = world.counts["finished"]
+    while True:
+        world.begin(0, 0, ask)
+        if world.counts["acquired"] and world.flights and world.flights[-1].lease is not None:
+            for _ in range(MAX_LEN):  # a chunk ends early where more is planned than it can file
+                world.step(-1, MAX_LEN)
+            world.finish(-1)
+        if world.counts["finished"] > before:
+            return
+        assert world.running, "a request was refused though nobody else runs"
+        world.abort(0)
+
+
+@pytest.fixture(scope="module")
+def schedules() -> tuple[Counter[str], Counter[str]]:
+    """What happened in all schedules, and which calls were made to fail."""
+    counts: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for seed in range(NUM_SCHEDULES):
+        rng = random.Random(seed)
+        world = World(narrow(list(COMPOSITIONS)[seed % 6], rng), errors=(Injected,))
+        faults = Faults(world)
+        run_schedule(world, faults, rng)
+        counts += world.counts
+        failed += faults.failed
+    return counts, failed
+
+
+def run_schedule(world: World, faults: Faults, rng: random.Random) -> None:
+    """Operations of which some fail; after each failure all the others go on, and one more."""
+    world.open(0)
+    for _ in range(30):
+        leases = world.cache.leases.copy()
+        if rng.random() < 0.5:
+            calls = [rng.choice(CALLS)] if rng.random() < 0.7 else CALLS
+            faults.arm(calls, rng.randint(1, 3), afterwards=rng.random() < 0.5)
+        random_operation(world, rng)
+        faults.disarm()
+        if world.failed is not None:
+            notice_failure(world, leases)
+            if rng.random() < 0.2:
+                whole_request(world, random_ask(rng))
+    whole_request(world, random_ask(rng))
+    world.check()
+    world.end()
+
+
+def test_random_schedules_leave_nothing_behind(schedules: Any) -> None:
+    counts, failed = schedules
+    print(counts, failed)
