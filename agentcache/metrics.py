@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 __all__ = ["Metrics"]
 
@@ -17,11 +17,11 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[str, Counter[str]] = {}
+        self._groups: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, group: str, name: str, amount: int = 1) -> None:
         """Add `amount` to one counter."""
-        self._groups.setdefault(group, Counter())[name] += amount
+        self._groups[group][name] += amount
 
     def get(self, group: str, name: str) -> int:
         """One counter; 0 if nothing was ever added."""

@@ -229,7 +229,7 @@ class Memory:
     def _demote(self, node: Node, kinds: list[str], lower: LowerTier | None) -> bool:
         """Move data to the lower tier; False, and nothing done, if there is no room or no tier."""
         kinds = [kind for kind in kinds if node.data[kind].tier == 1]
-        count = sum(len(node.data[kind].slots) for kind in kinds)
+        count = sum(node.data[kind].num_slots for kind in kinds)
         if lower is None or not self._make_lower_room(lower, count):
             return False
         for kind in kinds:
@@ -296,7 +296,7 @@ class Memory:
         for kind in kinds:
             data = node.data.get(kind)
             if data is not None and data.tier > 1:
-                pages = self.alloc(kind, len(data.slots))
+                pages = self.alloc(kind, data.num_slots)
                 self._copy_back(kind, data, pages)
                 node.data[kind] = Residency(pages, data.start)
                 self.metrics.add("loads", kind)

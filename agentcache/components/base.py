@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from agentcache.tree.node import Residency
+from agentcache.tree.node import NO_SLOTS, Residency
 from agentcache.types import Vote
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class WindowComponent(Component):
     def on_split(self, upper: Node, lower: Node) -> IntArray:
         residency = lower.data.get(self.kind)
         if residency is None or self.reach(upper.end) < residency.start:
-            return upper.tokens[:0]
+            return NO_SLOTS
         shared = self.pages_for(residency, upper.end).copy()
         upper.data[self.kind] = Residency(shared, residency.start, residency.tier)
         return shared
@@ -117,7 +117,7 @@ class SnapshotComponent(Component):
 
     def on_split(self, upper: Node, lower: Node) -> IntArray:
         # The checkpoint stands at the lower part's end; the new border has none.
-        return upper.tokens[:0]
+        return NO_SLOTS
 
 
 def tier_vote(residency: Residency | None) -> Vote:

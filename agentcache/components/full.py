@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentcache.components.base import Component, tier_vote
-from agentcache.tree.node import Node, Residency
+from agentcache.tree.node import NO_SLOTS, Node, Residency
 from agentcache.types import IntArray, Kind
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class FullComponent(Component):
     def on_split(self, upper: Node, lower: Node) -> IntArray:
         residency = lower.data.get(self.kind)
         if residency is None:
-            return upper.tokens[:0]
+            return NO_SLOTS
         first = upper.start // self.page_size
         cut = upper.end // self.page_size - first
         shares_page = upper.end % self.page_size != 0

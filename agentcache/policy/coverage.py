@@ -43,7 +43,7 @@ def neighbours(node: Node) -> tuple[Node | None, Node | None]:
     above = next((found for found in _up(node) if found.is_root or is_checkpoint(found)), None)
     below: Node | None = None
     for below in _down(node):
-        if len(below.children) != 1 or is_checkpoint(below):
+        if below.only_child is None or is_checkpoint(below):
             break
     return above, below
 
@@ -58,7 +58,8 @@ def _up(node: Node) -> Iterator[Node]:
 
 def _down(node: Node) -> Iterator[Node]:
     for _ in range(_REACH):
-        if len(node.children) != 1:
+        child = node.only_child
+        if child is None:
             return
-        node = next(iter(node.children.values()))
+        node = child
         yield node

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentcache.errors import UnknownPolicy
 from agentcache.policy.coverage import spacing
+from agentcache.tree.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentcache.tree.node import Node
 
 __all__ = ["POLICIES", "EvictionOrder", "Heads", "Policy", "make_policy"]
 
@@ -124,68 +124,95 @@ class EvictionOrder:
     """Nodes by their rank, in O(log n) per change.
 
     A node whose rank may have changed is pushed anew; its older entries are skipped when they come
-    up. `pop` takes the entry out: whoever lets the node live on pushes it again.
+    up. Pushing only makes a note: nodes are ranked when somebody asks who is first, so a node that
+    changes often meanwhile is ranked once. `pop` takes the entry out: whoever lets the node live on
+    pushes it again.
     """
 
     def __init__(self, policy: Policy, num_pages: int) -> None:
         self._policy = policy
         self._num_pages = num_pages
-        self._heaps: list[list[tuple[float, int, int, Node]]] = [
-            [] for _ in range(policy.num_queues)
-        ]
-        self._timers: list[tuple[float, int, int, Node]] = []
+        self._heaps: list[list[_Entry]] = [[] for _ in range(policy.num_queues)]
+        self._timers: list[_Entry] = []
         self._weights = [0] * policy.num_queues
-        self._ticket = itertools.count()
+        self._changed: dict[Node, None] = {}
+        self._ticket = itertools.count(1)
         self._compact_at = 1024
 
     def push(self, node: Node, now: float) -> None:
         """Put a node at its present place."""
-        self.remove(node)
-        if node.generation or node.is_root:
-            return
-        queue, key = self._policy.rank(node, now)
-        heapq.heappush(self._heaps[queue], (key, next(self._ticket), node.stamp, node))
-        if node.expires is not None and node.expires > now:
-            heapq.heappush(self._timers, (node.expires, next(self._ticket), node.stamp, node))
-        node.queue = queue
-        node.weight = sum(len(data.slots) for data in node.data.values() if data.tier == 1)
-        self._weights[queue] += node.weight
-        self._compact()
+        self._changed[node] = None
+        if len(self._changed) >= _MOST_CHANGED:
+            self._rank_changed(now)
 
     def remove(self, node: Node) -> None:
         """Take a node out, if it is in."""
-        node.stamp += 1
-        if node.queue >= 0:
-            self._weights[node.queue] -= node.weight
-            node.queue = -1
+        self._changed.pop(node, None)
+        self._take_out(node)
 
     def pop(self, now: float) -> Node | None:
         """The node that should leave first; None when there is none."""
-        while self._timers and self._timers[0][0] <= now:
-            _, _, stamp, node = heapq.heappop(self._timers)
-            if stamp == node.stamp:
-                self.push(node, now)
+        self._expire(now)
+        self._rank_changed(now)
         heads = tuple(self._head(heap) for heap in self._heaps)
         if all(head is None for head in heads):
             return None
         queue = self._policy.choose(Heads(heads, tuple(self._weights), self._num_pages))
-        node = heapq.heappop(self._heaps[queue])[3]
-        self.remove(node)
+        node = heapq.heappop(self._heaps[queue])[2]
+        self._take_out(node)
         return node
 
-    def _head(self, heap: list[tuple[float, int, int, Node]]) -> Node | None:
+    def _take_out(self, node: Node) -> None:
+        node.stamp = 0
+        if node.queue >= 0:
+            self._weights[node.queue] -= node.weight
+            node.queue = -1
+
+    def _expire(self, now: float) -> None:
+        """References that have expired are ranked anew."""
+        while self._timers and self._timers[0][0] <= now:
+            _, ticket, node = heapq.heappop(self._timers)
+            if ticket == node.stamp:
+                self._changed[node] = None
+
+    def _rank_changed(self, now: float) -> None:
+        for node in self._changed:
+            self._take_out(node)
+            if not node.generation and not node.is_root:
+                self._place(node, now)
+        self._changed.clear()
+        if sum(map(len, self._heaps)) + len(self._timers) > self._compact_at:
+            self._compact()
+
+    def _place(self, node: Node, now: float) -> None:
+        queue, key = self._policy.rank(node, now)
+        node.stamp, node.queue, node.weight = next(self._ticket), queue, 0
+        for data in node.data.values():
+            if data.tier == 1:
+                node.weight += data.num_slots
+        self._weights[queue] += node.weight
+        heapq.heappush(self._heaps[queue], (key, node.stamp, node))
+        if node.expires is not None and node.expires > now:
+            heapq.heappush(self._timers, (node.expires, node.stamp, node))
+
+    def _head(self, heap: list[_Entry]) -> Node | None:
         while heap:
-            _, _, stamp, node = heap[0]
-            if stamp == node.stamp:
+            _, ticket, node = heap[0]
+            if ticket == node.stamp:
                 return node
             heapq.heappop(heap)
         return None
 
     def _compact(self) -> None:
         """Throw stale entries out once they may be the most; amortised O(1) per push."""
-        if sum(map(len, self._heaps)) + len(self._timers) <= self._compact_at:
-            return
         for heap in (*self._heaps, self._timers):
-            heap[:] = [entry for entry in heap if entry[2] == entry[3].stamp]
+            heap[:] = [entry for entry in heap if entry[1] == entry[2].stamp]
             heapq.heapify(heap)
-        self._compact_at = max(1024, 4 * sum(map(len, self._heaps)))
+        self._compact_at = max(1024, 2 * sum(map(len, self._heaps)))
+
+
+_Entry = tuple[float, int, Node]
+"""(key, ticket, node); the entry counts while the node's stamp is the ticket."""
+
+_MOST_CHANGED = 256
+"""Notes that are kept before nodes are ranked without anybody asking."""

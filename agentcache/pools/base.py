@@ -68,14 +68,16 @@ class PageAllocator:
 
     def incref(self, pages: IntArray) -> None:
         """One more holder of each page; all must be held."""
-        assert (self.refs[pages] > 0).all(), "a reference to a free page"
-        self.refs[pages] += 1
+        held = self.refs[pages]
+        assert held.all(), "a reference to a free page"
+        self.refs[pages] = held + 1
 
     def decref(self, pages: IntArray) -> IntArray:
         """One holder fewer of each page; returns those that became free."""
-        assert (self.refs[pages] > 0).all(), "a page was given back twice"
-        self.refs[pages] -= 1
-        gone: IntArray = pages[self.refs[pages] == 0]  # `pages` holds no page twice
+        held = self.refs[pages]
+        assert held.all(), "a page was given back twice"
+        self.refs[pages] = held - 1  # `pages` holds no page twice
+        gone: IntArray = pages[held == 1]
         self._free.put(gone)
         return gone
 
@@ -97,8 +99,6 @@ class _FreePages:
 
     The heap holds the first page of every free run (and stale entries, which are skipped).
     """
-
-    _BLOCK = 4096
 
     def __init__(self, count: int) -> None:
         self._is_free = np.ones(count, dtype=bool)
@@ -141,9 +141,10 @@ class _FreePages:
     def take_top(self, count: int) -> IntArray:
         """The highest pages, wherever they lie."""
         parts: list[IntArray] = [np.empty(0, dtype=np.int32)]
-        missing, stop = count, self._top
+        missing, stop, block = count, self._top, 2 * count + 64
         while missing:
-            start = max(0, stop - self._BLOCK)
+            start = max(0, stop - block)
+            block *= 2
             found = start + np.flatnonzero(self._is_free[start:stop])[-missing:]
             parts.append(found[::-1].astype(np.int32))
             missing -= len(found)

@@ -18,12 +18,14 @@ class _Anchor:
     """One shared boundary above some tips of one line of descent, and the next one above it.
 
     Tips that go on from one another, or were forked, hold the same chain; `holders` counts the tips
-    and chains that hang on it, so that a turn touches only what it adds.
+    and chains that hang on it, so that a turn touches only what it adds. until: when it expires, so
+    far as this chain says.
     """
 
     at: Cursor
     above: _Anchor | None
     holders: int = 0
+    until: float = -1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -87,32 +89,35 @@ class References:
             node.expires = max(until, others)
             self._reorder(node)
         anchor = ref._anchor
+        if anchor is None or anchor.until >= until - seconds / 2:
+            return  # prolonged not long ago, with all that lies above it
         while anchor is not None:
-            expires = anchor.at.node.expires
-            if expires is not None and expires >= until - seconds / 2:
-                return  # whoever prolonged it prolonged what lies above it too
-            if anchor.at.alive:
-                anchor.at.node.expires = until
-                self._reorder(anchor.at.node)
+            anchor.until = until
+            at = anchor.at.node
+            if anchor.at.alive and (at.expires is None or at.expires < until):
+                at.expires = until
+                self._reorder(at)
             anchor = anchor.above
 
     def _anchors(self, frontier: Node, after: SessionRef | None) -> _Anchor | None:
         """The chain of shared boundaries above a frontier, built on that of `after`."""
         chain, begun = None, None
         if after is not None and after.held:  # its chain has all that lies above its frontier
-            chain, begun = after._anchor, after.frontier.node
+            chain, begun = after._anchor, after.frontier.living()
         new: list[Node] = []
-        node = frontier.parent
+        chain = _above(chain, frontier)
+        node = None if begun is frontier else frontier.parent
         while node is not None and not node.is_root:
-            while chain is not None and (not chain.at.alive or chain.at.node.end > node.end):
-                chain = chain.above
             if chain is not None and chain.at.node is node:
                 break
             if node.structural:
                 new.append(node)
             if node is begun:
                 break
+            chain = _above(chain, node)
             node = node.parent
+        else:  # up to the root, past all of the chain, unless there was nothing to walk
+            chain = chain if begun is frontier else None
         for node in reversed(new):
             node.refs += 1
             node.superseded = False
@@ -155,6 +160,13 @@ class References:
         """Mark a checkpoint as worth little, unless others can still want it."""
         if node.refs == 0:
             node.expires = None
-            if not node.structural and len(node.children) <= 1:
+            if not node.structural and node.num_children <= 1:
                 node.superseded = True
         self._reorder(node)
+
+
+def _above(chain: _Anchor | None, node: Node) -> _Anchor | None:
+    """The part of a chain that is left above a node."""
+    while chain is not None and (not chain.at.alive or chain.at.node.end >= node.end):
+        chain = chain.above
+    return chain

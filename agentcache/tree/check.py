@@ -29,7 +29,7 @@ def check_tree(tree: RadixTree) -> None:
         assert parent is not None
         assert node.generation == 0, f"{node} left the tree but hangs in it"
         assert len(node.tokens) > 0, f"{node} has no tokens"
-        assert parent.children.get(node.key) is node, f"{node} hangs under another token"
+        assert parent.child(node.key) is node, f"{node} hangs under another token"
         assert node.start == parent.end, f"{node} does not go on from {parent}"
         assert node.locks >= 0
         assert node.refs >= 0

@@ -8,37 +8,55 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agentcache.types import IntArray
 
-__all__ = ["EMPTY_TOKENS", "ChildKey", "Cursor", "Node", "Residency"]
+__all__ = ["EMPTY_TOKENS", "NO_SLOTS", "ChildKey", "Cursor", "Node", "Residency"]
 
 ChildKey = int | tuple[bytes, int]
 """What a child hangs under: its first token, with a salt where a salted range begins there."""
 
 
-@dataclass(frozen=True, slots=True)
 class Residency:
     """Where one component's data of a node lies: its slots, from position `start` on, and the tier.
 
     Tier 1 is the device. Slots of KV are page numbers that cover [start, node.end); those of a
-    checkpoint are the pages that hold it.
+    checkpoint are the pages that hold it. Immutable; kept as bytes, a third of what an array takes.
     """
 
-    slots: IntArray
-    start: int
-    tier: int = 1
+    __slots__ = ("_raw", "start", "tier")
+
+    def __init__(self, slots: IntArray, start: int, tier: int = 1) -> None:
+        self._raw = slots.tobytes()
+        self.start = start
+        self.tier = tier
+
+    @property
+    def slots(self) -> IntArray:
+        """Slots [S], int32, read-only."""
+        return np.frombuffer(self._raw, dtype=np.int32)
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._raw) // 4
+
+    def __repr__(self) -> str:
+        return f"Residency({self.slots.tolist()}, start={self.start}, tier={self.tier})"
 
 
 class Node:
     """One edge's tokens plus per-component data; positions are counted from the root.
 
     `end` is the position after the node's last token and never changes: a split gives the upper
-    part to a new node and leaves the lower part here. Counters are owned by the tree and by the
+    part to a new node and leaves the lower part here. `raw` holds the tokens as int32 bytes, which
+    are compact and compared as one block. Most nodes have one child, for which a dict would take as
+    much as all the rest, so only several are kept in one. Counters are owned by the tree and by the
     session references; `queue`, `stamp` and `weight` belong to the eviction order.
     """
 
     __slots__ = (
-        "children",
+        "_below",
         "data",
         "end",
         "evicted_at",
@@ -50,12 +68,12 @@ class Node:
         "moved",
         "parent",
         "queue",
+        "raw",
         "refs",
         "salt",
         "stamp",
         "structural",
         "superseded",
-        "tokens",
         "weight",
     )
 
@@ -63,11 +81,11 @@ class Node:
         self, id: int, tokens: IntArray, parent: Node | None, end: int, salt: bytes | None = None
     ) -> None:
         self.id = id
-        self.tokens = tokens
+        self.raw = tokens.tobytes()
         self.parent = parent
         self.end = end
         self.salt = salt
-        self.children: dict[ChildKey, Node] = {}
+        self._below: Node | dict[ChildKey, Node] | None = None
         self.data: dict[str, Residency] = {}
         self.locks = 0
         self.refs = 0
@@ -83,9 +101,18 @@ class Node:
         self.evicted_at: float | None = None
 
     @property
+    def tokens(self) -> IntArray:
+        """The edge's tokens, [T] int32, read-only."""
+        return np.frombuffer(self.raw, dtype=np.int32)
+
+    @tokens.setter
+    def tokens(self, tokens: IntArray) -> None:
+        self.raw = tokens.tobytes()
+
+    @property
     def start(self) -> int:
         """Position of the node's first token."""
-        return self.end - len(self.tokens)
+        return 0 if self.parent is None else self.parent.end
 
     @property
     def key(self) -> ChildKey:
@@ -99,7 +126,52 @@ class Node:
 
     @property
     def is_leaf(self) -> bool:
-        return not self.children
+        return self._below is None
+
+    @property
+    def num_children(self) -> int:
+        if self._below is None:
+            return 0
+        return len(self._below) if isinstance(self._below, dict) else 1
+
+    @property
+    def only_child(self) -> Node | None:
+        """The child of a node that has just one."""
+        return None if isinstance(self._below, dict) else self._below
+
+    @property
+    def children(self) -> Mapping[ChildKey, Node]:
+        """The nodes below, by what they hang under."""
+        if self._below is None:
+            return {}
+        return self._below if isinstance(self._below, dict) else {self._below.key: self._below}
+
+    def child(self, key: ChildKey) -> Node | None:
+        """The node that hangs under a key."""
+        below = self._below
+        if isinstance(below, dict):
+            return below.get(key)
+        return below if below is not None and below.key == key else None
+
+    def attach(self, child: Node) -> None:
+        """Hang a node here, in place of what hung under its key."""
+        below = self._below
+        if isinstance(below, dict):
+            below[child.key] = child
+        elif below is None or below.key == child.key:
+            self._below = child
+        else:
+            self._below = {below.key: below, child.key: child}
+
+    def detach(self, child: Node) -> None:
+        """Take a child away."""
+        if not isinstance(self._below, dict):
+            assert self._below is child
+            self._below = None
+            return
+        del self._below[child.key]
+        if len(self._below) == 1:
+            self._below = next(iter(self._below.values()))
 
     def __repr__(self) -> str:
         kinds = ",".join(self.data)
@@ -138,3 +210,4 @@ class Cursor:
 
 
 EMPTY_TOKENS: IntArray = np.empty(0, dtype=np.int32)
+NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)

@@ -156,12 +156,11 @@ class RadixTree:
             if depth == stop:
                 key = (at_stop[stop], token)
                 stop = next(stops)
-            child = node.children.get(key)
+            child = node.child(key)
             if child is None:
                 break
-            edge = child.tokens.tobytes()
             low, high = (depth - first) * _ITEM, (child.end - first) * _ITEM
-            if child.end <= stop and raw[low:high] == edge:
+            if child.end <= stop and raw[low:high] == child.raw:
                 node, depth = child, child.end
                 continue
             return child, depth + common_prefix_len(child.tokens, tokens[depth:stop])
@@ -222,14 +221,14 @@ class RadixTree:
                 salt = at_stop[end]
                 key = (salt, token)
                 end = next(stops)
-            child = node.children.get(key)
+            child = node.child(key)
             if child is None:
-                child = self._attach(node, tokens[node.end : end].copy(), salt)
+                child = self._attach(node, tokens[node.end : end], salt)
                 created.append(child)
                 node = child
                 continue
             same = common_prefix_len(child.tokens, tokens[node.end : end])
-            if same < len(child.tokens):
+            if child.start + same < child.end:
                 split = self._split(child, child.start + same)
                 splits.append(split)
                 child = split.upper
@@ -239,7 +238,7 @@ class RadixTree:
     def _attach(self, parent: Node, tokens: IntArray, salt: bytes | None) -> Node:
         node = Node(next(self._ids), tokens, parent, parent.end + len(tokens), salt)
         node.last_access = parent.last_access
-        parent.children[node.key] = node
+        parent.attach(node)
         return node
 
     def _split(self, lower: Node, at: int) -> Split:
@@ -247,13 +246,13 @@ class RadixTree:
         assert lower.start < at < lower.end
         assert lower.parent is not None
         cut = at - lower.start
-        upper = Node(next(self._ids), lower.tokens[:cut].copy(), lower.parent, at, lower.salt)
+        upper = Node(next(self._ids), lower.tokens[:cut], lower.parent, at, lower.salt)
         upper.last_access = lower.last_access
         upper.moved = lower.moved
-        lower.parent.children[upper.key] = upper
-        lower.tokens = lower.tokens[cut:].copy()
+        lower.parent.attach(upper)
+        lower.tokens = lower.tokens[cut:]
         lower.parent, lower.salt = upper, None
-        upper.children[lower.key] = lower
+        upper.attach(lower)
         shared = [(rule.kind, rule.on_split(upper, lower)) for rule in self.rules]
         return Split(upper, lower, tuple((kind, slots) for kind, slots in shared if len(slots)))
 
@@ -289,7 +288,7 @@ class RadixTree:
                 data = rule.evict(node)
                 if data is not None:
                     freed.data.append((rule.kind, data))
-            del parent.children[node.key]
+            parent.detach(node)
             node.tokens = EMPTY_TOKENS
             node.generation += 1
             node.evicted_at = now

@@ -53,7 +53,7 @@ class Sizes:
     path_len: int = 200_000
     path_nodes: int = 1000
     entries: tuple[int, int] = (1000, 100_000)
-    repetitions: int = 5
+    repetitions: int = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from testkit.helpers import (
 )
 from testkit.strategies import array, tokens
 
-from agentcache.cache import Cursor, HybridCache, Lease, Match, OutOfPages
+from agentcache.cache import HybridCache, Lease, Match, OutOfPages
 from agentcache.errors import LeaseError
 from agentcache.types import IntArray, Kind
 
@@ -77,45 +77,48 @@ def test_limit_shortens_what_is_reused() -> None:
         cache.release(lease)
 
 
-def test_cursor_spares_the_walk_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mark_spares_the_walk_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = make_cache()
     run(cache, span(0, 6))
     run(cache, span(0, 9))
-    cursor = Cursor.at(node_at(cache, span(0, 9)))
+    mark = cache.stand(node_at(cache, span(0, 9)))
     starts, match = [], cache.tree.match
 
-    def listening(start: Node, sequence: IntArray, limit: int) -> Match:
+    def listening(start: Node, *args: Any) -> Match:
         starts.append(start.end)
-        return match(start, sequence, limit)
+        return match(start, *args)
 
     monkeypatch.setattr(cache.tree, "match", listening)
     for known_len, wanted in ((9, 9), (8, 6), (6, 6), (5, 0), (0, 0)):
         sequence = np.concatenate([span(0, known_len), span(50, 60)])
-        lease = cache.acquire(NAMESPACE, sequence, cursor=cursor, known_len=known_len)
+        lease = cache.acquire(NAMESPACE, sequence, after=mark, known_len=known_len)
         assert lease.boundary == starts[-1] == wanted
         cache.release(lease)
     check(cache)
 
 
-def test_cursor_whose_place_is_gone_starts_at_what_is_left() -> None:
-    cache = make_cache()
+@pytest.mark.parametrize("held", [True, False])
+def test_mark_whose_place_is_gone_starts_at_what_is_left(held: bool) -> None:
+    cache = make_cache(policy="lru")
     run(cache, span(0, 6))
     run(cache, span(0, 9))
-    cursor = Cursor.at(node_at(cache, span(0, 9)))
+    mark = cache.stand(node_at(cache, span(0, 9)))
+    if not held:
+        cache.leave(mark)
     cache.evict_one()  # the older checkpoint
     run(cache, span(0, 6))
-    while cursor.alive:
+    while mark.frontier.alive:
         assert cache.evict_one()
-    lease = cache.acquire(NAMESPACE, span(0, 12), cursor=cursor, known_len=9)
-    assert lease.boundary == boundary(cache, span(0, 12))
+    lease = cache.acquire(NAMESPACE, span(0, 12), after=mark, known_len=9)
+    assert lease.boundary == boundary(cache, span(0, 12)) == 6
     cache.release(lease)
     cache.clear()
-    lease = cache.acquire(NAMESPACE, span(0, 12), cursor=cursor, known_len=9)
+    lease = cache.acquire(NAMESPACE, span(0, 12), after=mark, known_len=9)
     assert lease.boundary == 0
     cache.release(lease)
     # filed again by somebody else, under other nodes
     run(cache, span(0, 9))
-    lease = cache.acquire(NAMESPACE, span(0, 12), cursor=cursor, known_len=9)
+    lease = cache.acquire(NAMESPACE, span(0, 12), after=mark, known_len=9)
     assert lease.boundary == 9
     cache.release(lease)
 
@@ -548,14 +551,14 @@ def leaving(cache: HybridCache, agents: dict[str, Agent]) -> list[str]:
 
 
 def test_unreferenced_leaves_before_referenced_whatever_their_age() -> None:
-    cache = make_cache()
+    cache = make_cache(num_pages=20)  # of which one entry is more than the ordinary ones' share
     agents = {name: Agent(cache) for name in ("held", "idle", "over")}
     for number, agent in enumerate(agents.values()):
         agent.turn(span(10 * number, 10 * number + 5), ids(90, 91))
     agents["over"].close()
     ref = agents["idle"].ref
     assert ref is not None
-    cache.refs.leave(ref)
+    cache.leave(ref)
     idle = agents["idle"].frontier
     assert idle is not None
     idle.superseded = False
@@ -658,7 +661,8 @@ def test_checkpoints_a_trajectory_has_moved_past_leave_first() -> None:
     for _ in range(2):
         assert cache.evict_one()
         gone.append([node is not None and Kind.STATE in node.data for node in ends])
-    assert gone == [[False, True, True], [False, False, True]]
+    # the hole from 3 to 11 is smaller, for its depth, than that from 0 to 7
+    assert gone == [[True, False, True], [False, False, True]]
     assert other_tip is not None
     assert Kind.STATE in other_tip.data
     assert boundary(cache, np.append(agent.tokens, 1).astype(np.int32)) == len(agent.tokens) - 1
@@ -867,24 +871,30 @@ def test_model_without_state_reuses_kv_alone() -> None:
     serve(cache, span(0, 6))
     lease = serve(cache, span(0, 9), structural=(7,))
     assert lease.boundary == 6
-    assert lease.plan == ()
+    assert lease.plan == (7,)
+    assert node_at(cache, span(0, 7)).structural, "what others share does not leave with this end"
     assert cache.num_checkpoints == 0
     assert used(cache) == 3
     cache.clear()
     assert used(cache) == 0
 
 
+LAYOUTS: list[dict[str, Any]] = [
+    {"state_pages": 1},
+    {"state_pages": 2},
+    {"state_pages": 0},
+    {"state_pages": 1, "kv": False},
+    {"state_pages": 0, "window": 5, "swa_page": 2},
+    {"state_pages": 0, "window": 5, "swa_page": 3, "kv": False},
+    {"state_pages": 1, "window": 5, "swa_page": 2},
+]
+
+
 class Walk:
     """Requests in any order over pools that remember what every slot holds."""
 
-    def __init__(self, page_size: int, state_pages: int, num_pages: int) -> None:
-        self.cache = make_cache(
-            num_pages=num_pages,
-            page_size=page_size,
-            num_rows=3,
-            state_pages=state_pages,
-            shadow=True,
-        )
+    def __init__(self, **layout: Any) -> None:
+        self.cache = make_cache(num_rows=3, shadow=True, **layout)
         self.running: list[tuple[IntArray, Lease, int]] = []
 
     def start(self, sequence: IntArray, mark: int) -> None:
@@ -922,7 +932,7 @@ class Walk:
 @settings(max_examples=60)
 @given(
     st.sampled_from([1, 3, 4]),
-    st.sampled_from([1, 2]),
+    st.sampled_from(LAYOUTS),
     st.sampled_from([14, 40]),
     st.lists(
         st.tuples(
@@ -936,11 +946,11 @@ class Walk:
 )
 def test_every_resumed_request_reads_the_kv_and_state_of_its_own_tokens(
     page_size: int,
-    state_pages: int,
+    layout: dict[str, Any],
     num_pages: int,
     steps: list[tuple[str, list[int], int, bool]],
 ) -> None:
-    walk = Walk(page_size, state_pages, num_pages)
+    walk = Walk(page_size=page_size, num_pages=num_pages, **layout)
     for what, sequence, number, flag in steps:
         if what == "start":
             walk.start(array(sequence), number)

@@ -100,8 +100,7 @@ def test_what_is_published_never_changes() -> None:
     assert isinstance(pools, Shadow)
 
     def published() -> dict[object, object]:
-        size = pools.pages.page_size
-        slots = {slot: pools.arena[slot // size][slot % size] for slot in published_slots(cache)}
+        slots = {(page, at): pools.arena[page][at] for page, at in published_slots(cache)}
         states = {
             page: pools.arena[page]
             for node in cache.tree.nodes()

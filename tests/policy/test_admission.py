@@ -14,7 +14,8 @@ ROOT = Forest().root
 
 
 def match(boundary: int, known_len: int) -> Match:
-    return Match(ROOT, boundary, ROOT, known_len, {Kind.FULL: known_len, Kind.STATE: boundary})
+    lens = {Kind.FULL: known_len, Kind.STATE: boundary}
+    return Match(ROOT, boundary, ROOT, known_len, lens, ROOT, boundary)
 
 
 def test_unknown_prompt_gets_its_structural_boundaries_in_order() -> None:

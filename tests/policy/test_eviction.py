@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from testkit.helpers import ids
+from testkit.helpers import Forest, ids
 
 from agentcache.errors import ConfigError, UnknownPolicy
-from agentcache.policy.eviction import EvictionOrder, make_policy
-from agentcache.tree.node import Node
+from agentcache.policy.eviction import EvictionOrder, Heads, make_policy
+from agentcache.tree.node import Node, Residency
+from agentcache.types import Kind
 
 
-def node(last_access: float, *, refs: int = 0, superseded: bool = False) -> Node:
+def node(
+    last_access: float,
+    *,
+    refs: int = 0,
+    superseded: bool = False,
+    expires: float | None = None,
+    num_pages: int = 0,
+) -> Node:
     made = Node(0, ids(1), None, 1)
     made.last_access, made.refs, made.superseded = last_access, refs, superseded
+    made.expires = expires
+    hold_pages(made, num_pages)
     return made
+
+
+def hold_pages(of: Node, num_pages: int) -> None:
+    of.data[Kind.FULL] = Residency(np.zeros(num_pages, dtype=np.int32), 0)
 
 
 def order_of(policy: str, num_pages: int = 0) -> EvictionOrder:
     return EvictionOrder(make_policy(policy), num_pages)
 
 
-def drain(order: EvictionOrder) -> list[Node]:
+def drain(order: EvictionOrder, now: float = 0.0) -> list[Node]:
     out = []
-    while (first := order.pop(0.0)) is not None:
+    while (first := order.pop(now)) is not None:
         out.append(first)
     return out
 
@@ -129,7 +145,7 @@ def test_compaction_takes_only_what_is_stale() -> None:
     for each in nodes:
         order.push(each, 0.0)
     for each in nodes[::3]:
-        each.generation = 1
+        order.remove(each)
     for each in nodes[1::3]:
         each.last_access += 10_000
         order.push(each, 0.0)
@@ -139,34 +155,225 @@ def test_compaction_takes_only_what_is_stale() -> None:
     assert drain(order) == [*nodes[2::3], *nodes[1::3]]
 
 
-changes = st.lists(
-    st.one_of(
-        st.tuples(st.just("touch"), st.integers(0, 5)),
-        st.tuples(st.just("refs"), st.integers(0, 5)),
-        st.tuples(st.just("supersede"), st.integers(0, 5)),
-        st.tuples(st.just("remove"), st.integers(0, 5)),
-        st.just(("pop", 0)),
+def test_reference_that_expired_is_an_ordinary_entry() -> None:
+    order = order_of("session-lru")
+    expired, live = node(1, refs=1, expires=5.0), node(0, refs=1, expires=9.0)
+    old, young = node(0.5), node(2)
+    for each in (expired, live, young, old):
+        order.push(each, 0.0)
+    assert order.pop(4.9) is old
+    assert drain(order, 5.0) == [expired, young, live]
+
+
+def test_reference_without_a_time_never_expires() -> None:
+    order = order_of("session-lru")
+    forever, idle = node(1, refs=1), node(2)
+    order.push(forever, 0.0)
+    order.push(idle, 0.0)
+    assert drain(order, 1e9) == [idle, forever]
+
+
+def test_reference_that_was_prolonged_counts_on() -> None:
+    order = order_of("session-lru")
+    tip, idle = node(1, refs=1, expires=5.0), node(2)
+    for each in (tip, idle):
+        order.push(each, 0.0)
+    tip.expires = 50.0
+    order.push(tip, 4.0)
+    assert drain(order, 20.0) == [idle, tip]
+
+
+def test_time_brings_nobody_back_who_was_taken_out() -> None:
+    order = order_of("session-lru")
+    tip = node(1, refs=1, expires=5.0)
+    order.push(tip, 0.0)
+    order.remove(tip)
+    assert order.pop(9.0) is None
+    order.push(tip, 0.0)
+    assert order.pop(1.0) is tip
+    assert order.pop(9.0) is None
+
+
+def shares(ordinary_pages: int, tip_access: float) -> list[str]:
+    """What leaves, of an ordinary entry and a tip in a memory of 80 pages."""
+    order = order_of("session-lru", 80)
+    names = {
+        node(5, num_pages=ordinary_pages): "ordinary",
+        node(tip_access, refs=1, num_pages=40): "tip",
+    }
+    for each in names:
+        order.push(each, 0.0)
+    return [names[each] for each in drain(order)]
+
+
+def test_reference_gives_way_to_younger_ordinary_entries_until_they_have_their_share() -> None:
+    assert shares(9, tip_access=4) == ["tip", "ordinary"]
+    assert shares(10, tip_access=4) == ["ordinary", "tip"]
+    assert shares(9, tip_access=6) == ["ordinary", "tip"], "the tip was used later"
+
+
+def test_share_is_that_of_the_entries_that_are_there() -> None:
+    order = order_of("session-lru", 80)
+    ordinary = [node(5 + number, num_pages=6) for number in range(2)]
+    tips = [node(number, refs=1, num_pages=10) for number in range(2)]
+    for each in (*ordinary, *tips):
+        order.push(each, 0.0)
+    # twelve pages of ordinary entries are enough; six are not
+    assert drain(order) == [ordinary[0], *tips, ordinary[1]]
+
+
+@pytest.mark.parametrize("how", ["taken out", "shrunk", "demoted", "referenced"])
+def test_share_follows_what_happens_to_the_entries(how: str) -> None:
+    order = order_of("session-lru", 80)
+    big, small, tip = node(5, num_pages=20), node(6, num_pages=2), node(1, refs=1, num_pages=30)
+    for each in (big, small, tip):
+        order.push(each, 0.0)
+    if how == "taken out":
+        order.remove(big)
+    elif how == "shrunk":
+        hold_pages(big, 1)
+    elif how == "demoted":
+        big.data[Kind.FULL] = replace(big.data[Kind.FULL], tier=2)
+    else:
+        big.refs = 1
+    if how != "taken out":
+        order.push(big, 0.0)
+    assert order.pop(0.0) is tip
+
+
+def test_checkpoint_in_the_middle_leaves_by_the_hole_it_would_leave() -> None:
+    forest = Forest()
+    chain = [forest.add(ids(*range(end))) for end in (10, 20, 30, 34, 60)]
+    for each in chain[:-1]:
+        each.superseded = True
+    # 30 leaves a hole from 20 to 34: the smallest, for what its depth is
+    assert ordered("session-lru", *chain) == [chain[2], chain[1], chain[3], chain[0], chain[4]]
+
+
+def test_end_that_nobody_stands_on_any_more_leaves_before_any_checkpoint_in_the_middle() -> None:
+    forest = Forest()
+    middle, end = forest.add(ids(*range(40))), forest.add(ids(*range(41)))
+    other = forest.add(ids(*range(100, 400)))
+    for each in (middle, end, other):
+        each.superseded = True
+    assert ordered("session-lru", middle, end, other) == [end, other, middle]
+
+
+class Counted(float):
+    """A key that counts how often keys are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: float) -> bool:
+        Counted.compared += 1
+        return float(self) < float(other)
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return float(self) == float(other)  # type: ignore[arg-type]
+
+    __hash__ = float.__hash__
+
+
+class ByAccess:
+    """LRU whose comparisons are counted."""
+
+    num_queues = 1
+
+    def rank(self, node: Node, now: float) -> tuple[int, float]:
+        return 0, Counted(node.last_access)
+
+    def choose(self, heads: Heads) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("pushes", [1, 3])
+def test_pushes_and_pops_look_at_a_few_entries_however_many_there_are(pushes: int) -> None:
+    """Twice the entries cost a comparison or two more, stale ones and clean-ups included."""
+
+    def cost(num: int) -> float:
+        order = EvictionOrder(ByAccess(), 0)
+        rng = np.random.default_rng(num)
+        Counted.compared = 0
+        for _ in range(pushes):
+            for each in [node(float(key)) for key in rng.permutation(num)]:
+                for _ in range(pushes):
+                    order.push(each, 0.0)
+        assert len(drain(order)) == num * pushes
+        return Counted.compared / (num * pushes * pushes)
+
+    few, many = cost(200), cost(6400)
+    assert few < 30
+    assert many - few < 5 * 5, "five times twice as many"
+
+
+def test_one_pop_among_many_that_have_not_expired_looks_at_none_of_them() -> None:
+    order = order_of("session-lru")
+    asked = 0
+
+    class Asked(type(order._policy)):  # type: ignore[misc]
+        def rank(self, node: Node, now: float) -> tuple[int, float]:
+            nonlocal asked
+            asked += 1
+            return super().rank(node, now)  # type: ignore[no-any-return]
+
+    order._policy = Asked()
+    nodes = [node(at, refs=1, expires=1000.0 + at) for at in range(2000)]
+    for each in nodes:
+        order.push(each, 0.0)
+    assert order.pop(0.0) is nodes[0]
+    assert asked == 2000
+    assert [order.pop(999.0) for _ in range(9)] == nodes[1:10]
+    assert asked == 2000
+    assert order.pop(1019.5) is nodes[10]
+    assert asked == 2010, "those whose time has passed, and no others"
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["touch", "refs", "supersede", "expire", "grow", "remove", "leave", "wait", "pop"]
+        ),
+        st.integers(0, 5),
     ),
     max_size=40,
 )
 
 
-@given(changes, st.sampled_from(["lru", "session-lru"]))
-def test_order_agrees_with_a_sorted_list(steps: list[tuple[str, int]], policy: str) -> None:
-    order, nodes, present = order_of(policy), [node(0) for _ in range(6)], set()
+@given(CHANGES, st.sampled_from(["lru", "session-lru"]), st.sampled_from([0, 24]))
+def test_order_agrees_with_a_list_that_is_ranked_anew_each_time(
+    steps: list[tuple[str, int]], policy: str, num_pages: int
+) -> None:
+    rules = make_policy(policy)
+    order, nodes, present = order_of(policy, num_pages), [node(0) for _ in range(6)], set()
+    now = 0.0
 
-    def key(of: Node) -> tuple[int, float]:
-        return make_policy(policy).rank(of, 0.0)
+    def first() -> Node | None:
+        heads: list[Node | None] = []
+        weights = []
+        for queue in range(rules.num_queues):
+            here = [nodes[at] for at in present if rules.rank(nodes[at], now)[0] == queue]
+            heads.append(min(here, key=lambda n: rules.rank(n, now)[1], default=None))
+            weights.append(sum(len(n.data[Kind.FULL].slots) for n in here))
+        if not present:
+            return None
+        return heads[rules.choose(Heads(tuple(heads), tuple(weights), num_pages))]
 
     for time, (what, which) in enumerate(steps):
         each = nodes[which]
+        if what == "wait":
+            now += which
+            continue
         if what == "pop":
-            first = order.pop(0.0)
-            least = min((key(nodes[at]) for at in present), default=None)
-            assert (first is None) == (least is None)
-            if first is not None:
-                assert key(first) == least
-                present.remove(nodes.index(first))
+            wanted, got = first(), order.pop(now)
+            assert (got is None) == (wanted is None)
+            if got is not None and wanted is not None:
+                assert rules.rank(got, now) == rules.rank(wanted, now)
+                present.remove(nodes.index(got))
+            continue
+        if what == "leave":
+            order.remove(each)
+            present.discard(which)
             continue
         if what == "touch":
             each.last_access = float(time)
@@ -174,9 +381,13 @@ def test_order_agrees_with_a_sorted_list(steps: list[tuple[str, int]], policy: s
             each.refs = 1 - each.refs
         elif what == "supersede":
             each.superseded = not each.superseded
+        elif what == "expire":
+            each.expires = now + which
+        elif what == "grow":
+            hold_pages(each, which)
         else:
             each.generation = 1
-            present.discard(which)
-        order.push(each, 0.0)
+        order.push(each, now)
+        present.discard(which)
         if not each.generation:
             present.add(which)

@@ -14,7 +14,7 @@ from agentcache.tree.node import Cursor, Node
 
 
 def mark() -> SessionRef:
-    return SessionRef(Cursor.at(Node(ids(1), None, 1)), ())
+    return SessionRef(Cursor.at(Node(0, ids(1), None, 1)), ())
 
 
 def opened(registry: Registry[str] | None = None, id: str | None = "a") -> SessionRecord[str]:
