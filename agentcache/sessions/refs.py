@@ -18,8 +18,8 @@ class _Anchor:
     """One shared boundary above some tips of one line of descent, and the next one above it.
 
     Tips that go on from one another, or were forked, hold the same chain; `holders` counts the tips
-    and chains that hang on it, so that a turn touches only what it adds. until: when it expires, so
-    far as this chain says.
+    and chains that hang on it, so that a turn touches only what it adds. until: no boundary of the
+    chain expires earlier.
     """
 
     at: Cursor
@@ -69,7 +69,7 @@ class References:
         """
         frontier.refs += 1
         frontier.superseded = False
-        anchor = self._anchors(frontier, after)
+        anchor = self._anchors(frontier, after, now)
         if anchor is not None:
             anchor.holders += 1
         marks = tuple(Cursor.at(node) for node in filed)
@@ -99,7 +99,7 @@ class References:
                 self._reorder(at)
             anchor = anchor.above
 
-    def _anchors(self, frontier: Node, after: SessionRef | None) -> _Anchor | None:
+    def _anchors(self, frontier: Node, after: SessionRef | None, now: float) -> _Anchor | None:
         """The chain of shared boundaries above a frontier, built on that of `after`."""
         chain, begun = None, None
         if after is not None and after.held:  # its chain has all that lies above its frontier
@@ -119,12 +119,15 @@ class References:
         else:  # up to the root, past all of the chain, unless there was nothing to walk
             chain = chain if begun is frontier else None
         for node in reversed(new):
+            until = now + self._patience_s
             node.refs += 1
             node.superseded = False
+            node.expires = until if node.expires is None else max(node.expires, until)
             self._reorder(node)
             if chain is not None:
                 chain.holders += 1
-            chain = _Anchor(Cursor.at(node), chain)
+                until = min(until, chain.until)
+            chain = _Anchor(Cursor.at(node), chain, until=until)
         return chain
 
     def leave(self, ref: SessionRef) -> None:

@@ -344,7 +344,7 @@ def test_cost_of_a_turn_does_not_grow_with_the_trajectory(
         agent.turn(span(10 * turn, 10 * turn + 5), ids(1, 2), (3,) if turn == 0 else ())
         costs.append((visits, read))
     early, late = (sum(count for count, _ in costs[at : at + 300]) for at in (200, 700))
-    assert late <= 1.1 * early, "what is put off now and then included"
+    assert late <= 1.5 * early, "what is put off now and then included"
     assert max(num for _, num in costs) <= 4
 
 
