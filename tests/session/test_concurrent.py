@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from agentcache.runtime import Runtime
     from agentcache.session import Session
 
-PROMPT = list(range(20, 110))
-NUM_THREADS, NUM_TASKS, NUM_TURNS = 4, 4, 5
+PROMPT = list(range(20, 620))
+NUM_THREADS, NUM_TASKS, NUM_TURNS = 5, 5, 6
 
 
 def settle(runtime: Runtime) -> None:
@@ -48,21 +48,20 @@ def check_left(runtime: Runtime) -> None:
 class Caller:
     """One agent among many: turns on a session of its own, with forks, cancels and rewinds.
 
-    Every finished turn is compared with a run without the cache.
+    Every finished turn is compared with a run without the cache. done: what was done how often.
     """
 
-    def __init__(self, runtime: Runtime, name: str, done: Counter[str]) -> None:
+    def __init__(self, runtime: Runtime, name: str) -> None:
         self.rng = random.Random(name)
-        self.runtime = runtime
         self.session = runtime.session(name)
-        self.done = done
-        self.prompt = [*PROMPT[: self.rng.randint(20, 90)], self.rng.randrange(200, 210)]
+        self.done: Counter[str] = Counter()
+        self.prompt = [*PROMPT[: self.rng.randint(20, 600)], self.rng.randrange(400, 410)]
 
     def next_prompt(self) -> list[int]:
         """What the session has so far and a few tokens more."""
         if self.session.tips:
             self.prompt = self.session.ids.tolist()
-        return [*self.prompt, *(self.rng.randrange(10, 200) for _ in range(12))]
+        return [*self.prompt, *(self.rng.randrange(10, 400) for _ in range(12))]
 
     def note(self, turn: Any, what: str) -> None:
         assert isinstance(turn, Turn)
@@ -135,20 +134,88 @@ class Caller:
 def test_threads_and_tasks_with_cancels_on_one_narrow_runtime(
     make_runtime: Callable[..., Runtime],
 ) -> None:
-    runtime = make_runtime(budget="500KiB", max_running=4)
-    done: Counter[str] = Counter()
+    runtime = make_runtime(budget="450KiB", max_running=4)
+    callers = [Caller(runtime, f"thread-{n}") for n in range(NUM_THREADS)]
+    tasks = [Caller(runtime, f"task-{n}") for n in range(NUM_TASKS)]
 
-    def tasks() -> None:
-        async def scenario() -> None:
-            callers = [Caller(runtime, f"task-{n}", done) for n in range(NUM_TASKS)]
-            await asyncio.gather(*(caller.arun() for caller in callers))
+    async def scenario() -> None:
+        await asyncio.gather(*(caller.arun() for caller in tasks))
 
-        asyncio.run(scenario())
-
-    callers = [Caller(runtime, f"thread-{n}", done) for n in range(NUM_THREADS)]
     with ThreadPoolExecutor(NUM_THREADS + 1) as threads:
-        running = [threads.submit(tasks), *(threads.submit(each.run) for each in callers)]
+        running = [threads.submit(caller.run) for caller in callers]
+        running.append(threads.submit(asyncio.run, scenario()))
         for each in running:
             each.result()
+    done = sum((caller.done for caller in (*callers, *tasks)), Counter[str]())
+    assert {what for what, times in done.items() if times} == {
+        "turn", "fork", "left", "rewound", "task", "cancelled"
+    }
     print(done, runtime.stats())
+    assert runtime.stats()["sessions"] == {"open": 0, "tips": 0}
     check_left(runtime)
+
+
+def test_parallel_calls_on_one_tip_leave_a_tip_for_each_that_was_not_cancelled(
+    runtime: Runtime,
+) -> None:
+    rng = random.Random(0)
+    session = runtime.session()
+    begun = session.generate(PROMPT[:60], max_new_tokens=1)
+    ids = session.ids.tolist()
+    streams = [
+        session.generate([*ids, n], tip=begun.tip, max_new_tokens=30, stream=True)
+        for n in range(12)
+    ]
+
+    def follow(number: int) -> bool:
+        """Whether the call came to its end; every second one is left on the way."""
+        stream = streams[number]
+        for _ in range(rng.randrange(4)):
+            next(stream)
+        if number % 2:
+            stream.close()
+        try:
+            return stream.turn.tip in session.tips
+        except RequestCancelled:
+            return False
+
+    with ThreadPoolExecutor(len(streams)) as threads:
+        finished = sum(threads.map(follow, range(len(streams))))
+    assert len(session.tips) == finished >= len(streams) // 2
+    session.close()
+    check_left(runtime)
+
+
+def test_runtime_closed_under_load_answers_every_caller(
+    make_runtime: Callable[..., Runtime],
+) -> None:
+    runtime = make_runtime(max_running=2)
+    answers: Counter[str] = Counter()
+    begun = threading.Barrier(9)
+
+    def call(number: int) -> str:
+        begun.wait()
+        try:
+            while True:
+                runtime.session().generate([*PROMPT[:40], number], max_new_tokens=20)
+        except RuntimeClosed:
+            return "closed"
+
+    async def scenario() -> str:
+        session = runtime.session()
+        begun.wait()
+        try:
+            while True:
+                await session.agenerate(PROMPT[:50], max_new_tokens=20)
+        except RuntimeClosed:
+            return "closed"
+
+    with ThreadPoolExecutor(8) as threads:
+        running = [threads.submit(call, n) for n in range(7)]
+        running.append(threads.submit(asyncio.run, scenario()))
+        begun.wait()
+        time.sleep(0.1)
+        runtime.close()
+        answers.update(each.result(timeout=30) for each in running)
+    assert answers == {"closed": 8}
+    assert runtime.cache.leases == set()
