@@ -14,6 +14,8 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from agentcache.components.base import SnapshotComponent
 from agentcache.components.full import FullComponent
 from agentcache.events import Event, Events
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from agentcache.metrics import Metrics
     from agentcache.pools.base import Pools
     from agentcache.tiers.base import LowerTier
-    from agentcache.tree.radix_tree import Freed, RadixTree
+    from agentcache.tree.radix_tree import Freed, RadixTree, Split
     from agentcache.types import IntArray
 
 __all__ = ["Memory", "OutOfPages"]
@@ -70,6 +72,8 @@ class Memory:
         self._clock = clock
         self._order = EvictionOrder(policy, pools.pages.num_pages)
         self._demoted = _Demoted()
+        self._shared: Counter[int] = Counter()  # slots of the lower tier: holders beyond the first
+        self._kept: tuple[Node, ...] = ()
         self._edge = next((r for r in tree.rules if isinstance(r, FullComponent)), None)
         self._used: Counter[str] = Counter()
         self._peak_pages: Counter[str] = Counter()
@@ -162,19 +166,20 @@ class Memory:
 
     def _remove(self, node: Node) -> None:
         """Forget a node at the bottom, and what is demoted below it."""
-        below = list(node.children.values())
-        for child in below:
-            self._remove(child)
-        if node.generation == 0:
-            for kind in node.data:
-                self.metrics.add("evictions", kind)
-            self._apply(self.tree.remove_leaf(node, self._clock.now()))
+        found = [node]
+        for above in found:
+            found.extend(above.children.values())
+        for leaf in reversed(found):
+            if leaf.generation == 0:  # else it was of no use any more, and left with one below it
+                for kind in leaf.data:
+                    self.metrics.add("evictions", kind)
+                self._apply(self.tree.remove_leaf(leaf, self._clock.now()))
 
     def _take_checkpoint(self, node: Node, lower: LowerTier | None) -> bool:
         """Take what makes a node that has to stay a boundary: all of it, since none is of use
         without the rest."""
         kinds = [k for k in self._checkpoint_kinds(node) if node.data[k].tier == 1]
-        if not kinds:
+        if not kinds or node in self._kept:
             return False
         above, below = neighbours(node)
         if not self._demote(node, kinds, lower):
@@ -220,8 +225,37 @@ class Memory:
         if data.tier == 1:
             self.give_back(kind, data.slots)
         else:
-            assert self.lower is not None
-            self.lower.free(data.slots)
+            self._give_back_below(data.slots)
+
+    def _give_back_below(self, slots: IntArray) -> None:
+        """One holder fewer of each slot of the lower tier."""
+        assert self.lower is not None
+        gone = []
+        for slot in slots.tolist():
+            if slot not in self._shared:
+                gone.append(slot)
+            elif self._shared[slot] == 1:
+                del self._shared[slot]
+            else:
+                self._shared[slot] -= 1
+        self.lower.free(np.array(gone, dtype=np.int32))
+
+    def share(self, split: Split) -> None:
+        """Count the new holder of what both parts of a split hold."""
+        for kind, slots in split.shared:
+            if split.upper.data[kind].tier == 1:
+                self.pools.pages.incref(slots)
+            else:
+                self._shared.update(slots.tolist())
+        self._demoted.push(split.upper)
+
+    def supersede(self, node: Node, kind: str) -> None:
+        """Give up what the lower tier has of a node's data, which is about to be filed anew."""
+        data = self.tree.rule(kind).evict(node)
+        if data is not None:
+            assert data.tier > 1, f"{node} has its {kind} data on the device"
+            self._free(kind, data)
+            self._moved(node)
 
     def _is_snapshot(self, kind: str) -> bool:
         return isinstance(self.tree.rule(kind), SnapshotComponent)
@@ -233,7 +267,9 @@ class Memory:
         if lower is None or not self._make_lower_room(lower, count):
             return False
         for kind in kinds:
-            data = node.data[kind]
+            data = node.data.get(kind)
+            if data is None:  # it left to make that room, with what alone had made it useful
+                continue
             slots = lower.store(data.slots)
             node.data[kind] = Residency(slots, data.start, lower.tier)
             self.give_back(kind, data.slots)
@@ -254,60 +290,62 @@ class Memory:
     def _forget_demoted(self) -> bool:
         """Forget the least recently used of what is on the lower tier."""
         while (node := self._demoted.pop()) is not None:
-            if self.tree.can_remove(node) and all(d.tier > 1 for d in node.data.values()):
+            if self.tree.can_remove(node):
                 self._remove(node)
                 return True
-            kinds = [k for k in self._checkpoint_kinds(node) if node.data[k].tier > 1]
-            if kinds and not node.is_leaf and node.locks == 0:
-                for kind in self._checkpoint_kinds(node):
+            kinds = self._checkpoint_kinds(node)
+            if node.locks == 0 and any(node.data[kind].tier > 1 for kind in kinds):
+                for kind in kinds:
                     self._drop(node, kind)
                 return True
         return False
 
     def load_back(self, start: Node, target: Node) -> None:
-        """Bring what `target` needs to be a boundary back to the device. Raises OutOfPages.
+        """Bring what `target` needs to be a boundary back to the device.
 
-        start: an ancestor of `target`, or the same, whose own KV is on the device.
+        start: the deepest boundary above it that is on the device, or the root; it stays one.
+        Raises OutOfPages, and loads nothing, where not all of it fits.
         """
-        path: list[Node] = []
-        node = target
-        while node is not start:
-            path.append(node)
-            assert node.parent is not None
-            node = node.parent
-        held = start
-        self.tree.lock(target)  # or the lower tier might forget it to make room
+        missing: list[Node] = []
+        held = target
+        while held is not start and not self._has_edge(held):
+            missing.append(held)
+            assert held.parent is not None
+            held = held.parent
+        wanted = [(node, kind) for node in reversed(missing) for kind in self._edge_kinds()]
+        wanted += [(target, kind) for kind in self._checkpoint_kinds(target)]
+        wanted = [(node, kind) for node, kind in wanted if node.data[kind].tier > 1]
         self.tree.lock(held)
+        self.tree.lock(target)  # or the lower tier might forget it to make room
+        self._kept = (start, target)
         try:
-            for node in reversed(path):
-                self.tree.lock(node)
-                self.unlock(held)
-                held = node
-                self._load(node, self._edge_kinds())
-            self._load(target, list(target.data))
+            self.make_room(sum(node.data[kind].num_slots for node, kind in wanted))
+            for node, kind in wanted:
+                self._load(node, kind)
         finally:
+            self._kept = ()
             self.unlock(held)
             self.unlock(target)
+            for node in (start, *missing):
+                self.push(node)
+
+    def _has_edge(self, node: Node) -> bool:
+        """Whether the KV of the node's edge is on the device."""
+        return self._edge is not None and node.data[self._edge.kind].tier == 1
 
     def _edge_kinds(self) -> list[str]:
         return [] if self._edge is None else [self._edge.kind]
 
-    def _load(self, node: Node, kinds: list[str]) -> None:
-        for kind in kinds:
-            data = node.data.get(kind)
-            if data is not None and data.tier > 1:
-                pages = self.alloc(kind, data.num_slots)
-                self._copy_back(kind, data, pages)
-                node.data[kind] = Residency(pages, data.start)
-                self.metrics.add("loads", kind)
-                self._moved(node)
-                self.note("load_back", node, kind)
-
-    def _copy_back(self, kind: str, data: Residency, pages: IntArray) -> None:
-        lower = self.lower
+    def _load(self, node: Node, kind: str) -> None:
+        data, lower = node.data[kind], self.lower
         assert lower is not None
+        pages = self.alloc(kind, data.num_slots)
         self.fill(kind, pages, lambda: lower.load(data.slots, pages))
-        lower.free(data.slots)
+        self._give_back_below(data.slots)
+        node.data[kind] = Residency(pages, data.start)
+        self.metrics.add("loads", kind)
+        self._moved(node)
+        self.note("load_back", node, kind)
 
     def _moved(self, node: Node) -> None:
         self.moves += 1
@@ -347,17 +385,32 @@ class _Demoted:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Node]] = []
         self._ticket = itertools.count()
+        self._compact_at = 1024
 
     def push(self, node: Node) -> None:
-        if any(data.tier > 1 for data in node.data.values()):
+        if _is_demoted(node):
             heapq.heappush(self._heap, (node.last_access, next(self._ticket), node))
+            if len(self._heap) > self._compact_at:
+                self._compact()
 
     def pop(self) -> Node | None:
         while self._heap:
             last_access, _, node = heapq.heappop(self._heap)
-            if node.generation or not any(data.tier > 1 for data in node.data.values()):
+            if not _is_demoted(node):
                 continue
             if last_access == node.last_access:
                 return node
             self.push(node)
         return None
+
+    def _compact(self) -> None:
+        """Leave one entry per node; amortised O(1) per push."""
+        nodes = dict.fromkeys(node for *_, node in self._heap if _is_demoted(node))
+        self._heap = [(node.last_access, next(self._ticket), node) for node in nodes]
+        heapq.heapify(self._heap)
+        self._compact_at = max(1024, 2 * len(self._heap))
+
+
+def _is_demoted(node: Node) -> bool:
+    """Whether the node lives and has data on the lower tier."""
+    return node.generation == 0 and any(data.tier > 1 for data in node.data.values())

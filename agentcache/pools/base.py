@@ -62,21 +62,24 @@ class PageAllocator:
         return self._own(self._free.take_top(count))
 
     def _own(self, pages: IntArray) -> IntArray:
-        self.refs[pages] = 1
-        self.fill[pages] = _NOBODY
+        at = pages.astype(np.intp)  # numpy gathers and scatters twice as fast by these
+        self.refs[at] = 1
+        self.fill[at] = _NOBODY
         return pages
 
     def incref(self, pages: IntArray) -> None:
         """One more holder of each page; all must be held."""
-        held = self.refs[pages]
+        at = pages.astype(np.intp)
+        held = self.refs[at]
         assert held.all(), "a reference to a free page"
-        self.refs[pages] = held + 1
+        self.refs[at] = held + 1
 
     def decref(self, pages: IntArray) -> IntArray:
         """One holder fewer of each page; returns those that became free."""
-        held = self.refs[pages]
+        at = pages.astype(np.intp)
+        held = self.refs[at]
         assert held.all(), "a page was given back twice"
-        self.refs[pages] = held - 1  # `pages` holds no page twice
+        self.refs[at] = held - 1  # `pages` holds no page twice
         gone: IntArray = pages[held == 1]
         self._free.put(gone)
         return gone

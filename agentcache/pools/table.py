@@ -51,22 +51,23 @@ class PageTable:
     [(11, 3), (18, 2)]
     """
 
-    __slots__ = ("_first", "_len", "_log", "page_size")
+    __slots__ = ("_base", "_len", "_log", "_skip", "page_size")
 
     def __init__(self, page_size: int, pages: IntArray, first: int = 0) -> None:
         self.page_size = page_size
         self._log = _PageLog(pages)
-        self._len = len(pages)
-        self._first = first
+        self._base = first  # index of the log's first page
+        self._skip = 0  # pages of the log that were given back
+        self._len = len(pages)  # pages of the log up to the end of this table
 
     def __len__(self) -> int:
         """Pages up to the end, those before `first` included."""
-        return self._first + self._len
+        return self._base + self._len
 
     @property
     def first(self) -> int:
         """Index of the first page that is there; earlier ones were given back."""
-        return self._first
+        return self._base + self._skip
 
     @property
     def capacity(self) -> int:
@@ -76,18 +77,19 @@ class PageTable:
     @property
     def last(self) -> int:
         """The last page; -1 if there is none."""
-        return int(self._log.pages[self._len - 1]) if self._len else -1
+        return int(self._log.pages[self._len - 1]) if self._len > self._skip else -1
 
     @property
     def pages(self) -> IntArray:
         """The pages that are there, as a view that is not to be changed."""
-        return self._log.pages[: self._len]
+        return self._log.pages[self._skip : self._len]
 
     def prefix(self, num_pages: int) -> PageTable:
         """The table of the first `num_pages` pages; shares memory with this one."""
         out = PageTable.__new__(PageTable)
-        out.page_size, out._first, out._log = self.page_size, self._first, self._log
-        out._len = max(0, min(self._len, num_pages - self._first))
+        out.page_size, out._log = self.page_size, self._log
+        out._base, out._skip = self._base, self._skip
+        out._len = max(self._skip, min(self._len, num_pages - self._base))
         return out
 
     def extend(self, pages: IntArray) -> None:
@@ -110,7 +112,7 @@ class PageTable:
 
     def truncate(self, num_pages: int) -> None:
         """Forget the pages from index `num_pages` on, which no other table may have."""
-        log, length = self._log, max(0, num_pages - self._first)
+        log, length = self._log, max(self._skip, num_pages - self._base)
         if length >= self._len:
             return
         if log.used == self._len:
@@ -119,30 +121,24 @@ class PageTable:
         self._len = length
 
     def trim(self, first: int) -> IntArray:
-        """Forget the pages before index `first`; returns them."""
-        num = min(max(0, first - self._first), self._len)
-        if num == 0:
-            return self._log.pages[:0]
-        gone = self._log.pages[:num].copy()
-        self._log = _PageLog(self._log.pages[num : self._len])
-        self._len -= num
-        self._first += num
-        return gone
+        """Forget the pages before index `first`; returns them. O(1) but for the copy."""
+        before, self._skip = self._skip, max(self._skip, min(first - self._base, self._len))
+        return self._log.pages[before : self._skip].copy()
 
     def slice(self, start: int, stop: int) -> IntArray:
         """The pages that cover positions [start, stop)."""
-        low = start // self.page_size - self._first
-        high = -(-stop // self.page_size) - self._first
-        assert low >= 0, f"position {start} was given back"
+        low = start // self.page_size - self._base
+        high = -(-stop // self.page_size) - self._base
+        assert low >= self._skip, f"position {start} was given back"
         return self._log.pages[low : min(high, self._len)].copy()
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """(first slot, count) of the neighbouring token slots that hold positions [start, stop)."""
-        size, base = self.page_size, self._first * self.page_size
+        size, base = self.page_size, self._base * self.page_size
         stop = min(stop, self.capacity)
         if start >= stop:
             return
-        assert start >= base, f"position {start} was given back"
+        assert start >= self.first * size, f"position {start} was given back"
         starts = self._log.runs
         stop_run = bisect_left(starts, self._len)
         idx = bisect_right(starts, (start - base) // size, hi=stop_run) - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +35,7 @@ def test_vote_at_the_end_tells_where_the_data_lies(component: Component) -> None
     assert component.vote(at, 4) is Vote.ABSENT
     component.commit(at, ids(3))
     assert component.vote(at, 4) is Vote.RESIDENT
-    at.data[component.kind] = replace(at.data[component.kind], tier=2)
+    at.data[component.kind] = Residency(ids(3), at.data[component.kind].start, tier=2)
     assert component.vote(at, 4) is Vote.LOADABLE
 
 
@@ -89,7 +88,7 @@ def test_data_is_committed_once_and_evicted_once(component: Component) -> None:
 def split(component: Component, lower: Node, at: int) -> tuple[Node, list[int]]:
     """What the tree does, for one component."""
     upper = node(lower.start, at, lower.parent)
-    lower.tokens = lower.tokens[at - lower.start :]
+    lower.tokens, lower.parent = lower.tokens[at - lower.start :], upper
     return upper, component.on_split(upper, lower).tolist()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +14,7 @@ from agentcache.components.base import WindowComponent
 from agentcache.components.full import FullComponent
 from agentcache.components.state import StateComponent
 from agentcache.components.swa import SwaComponent
-from agentcache.tree.node import EMPTY_TOKENS, Node
+from agentcache.tree.node import EMPTY_TOKENS, Node, Residency
 from agentcache.types import Kind, Vote
 
 if TYPE_CHECKING:
@@ -61,8 +60,14 @@ def pages_of(component: Component, start: int, end: int) -> np.ndarray:
 def split(component: Component, lower: Node, at: int) -> tuple[Node, list[int]]:
     """What the tree does, for one component."""
     upper = Node(2, lower.tokens[: at - lower.start], lower.parent, at)
-    lower.tokens = lower.tokens[at - lower.start :]
+    lower.tokens, lower.parent = lower.tokens[at - lower.start :], upper
     return upper, component.on_split(upper, lower).tolist()
+
+
+def move(component: Component, at: Node, tier: int) -> None:
+    """Say that the data lies on that tier."""
+    data = at.data[component.kind]
+    at.data[component.kind] = Residency(data.slots, data.start, tier)
 
 
 def votes(component: Component, at: Node) -> list[Vote]:
@@ -113,7 +118,7 @@ def test_window_of_blocks_can_be_resumed_anywhere_in_the_last_block() -> None:
 def test_window_that_lies_lower_is_loadable_where_it_reaches_and_absent_elsewhere() -> None:
     component = ChunkWindow(4, 2)
     made = filed(component, 0, 10)
-    made.data["chunk"] = replace(made.data["chunk"], tier=2)
+    move(component, made, tier=2)
     assert votes(component, made) == [GONE] * 7 + [LOWER] * 3
 
 
@@ -169,7 +174,7 @@ def test_split_of_a_block_shares_what_lies_before_the_cut() -> None:
 def test_shares_of_a_split_stay_on_their_tier() -> None:
     component = SwaComponent(20, 4)
     lower = filed(component, 0, 11)
-    lower.data[Kind.SWA] = replace(lower.data[Kind.SWA], tier=2)
+    move(component, lower, tier=2)
     upper, _ = split(component, lower, 6)
     assert votes(component, upper) == [LOWER] * 6
 
@@ -188,7 +193,7 @@ def test_votes_at_every_position_are_what_they_were_before_any_splits(
 ) -> None:
     end = start + length
     whole = filed(component, start, end)
-    whole.data[component.kind] = replace(whole.data[component.kind], tier=tier)
+    move(component, whole, tier)
     before = votes(component, whole)
     parts = [whole]
     cuts = data.draw(st.lists(st.integers(start + 1, end - 1), unique=True, max_size=4))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -233,7 +231,7 @@ def test_share_follows_what_happens_to_the_entries(how: str) -> None:
     elif how == "shrunk":
         hold_pages(big, 1)
     elif how == "demoted":
-        big.data[Kind.FULL] = replace(big.data[Kind.FULL], tier=2)
+        big.data[Kind.FULL] = Residency(big.data[Kind.FULL].slots, 0, tier=2)
     else:
         big.refs = 1
     if how != "taken out":

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentcache.runtime import Runtime
     from agentcache.session import Session
 
-PROMPT = list(range(20, 620))
+PROMPT = list(range(20, 480))
 NUM_THREADS, NUM_TASKS, NUM_TURNS = 5, 5, 6
 
 
@@ -55,7 +55,7 @@ class Caller:
         self.rng = random.Random(name)
         self.session = runtime.session(name)
         self.done: Counter[str] = Counter()
-        self.prompt = [*PROMPT[: self.rng.randint(20, 600)], self.rng.randrange(400, 410)]
+        self.prompt = [*PROMPT[: self.rng.randint(250, 450)], self.rng.randrange(400, 410)]
 
     def next_prompt(self) -> list[int]:
         """What the session has so far and a few tokens more."""
@@ -79,7 +79,7 @@ class Caller:
         self.note(self._generate(self.session), "turn")
 
     def _generate(self, session: Session) -> Turn:
-        new_tokens = self.rng.randint(0, 8)
+        new_tokens = self.rng.randint(0, 24)
         return session.generate(self.next_prompt(), max_new_tokens=new_tokens, verify=True)
 
     def _fork(self) -> None:
@@ -106,7 +106,7 @@ class Caller:
 
     async def _aturn(self) -> None:
         turn = await self.session.agenerate(
-            self.next_prompt(), max_new_tokens=self.rng.randint(0, 8), verify=True
+            self.next_prompt(), max_new_tokens=self.rng.randint(0, 24), verify=True
         )
         self.note(turn, "task")
 
@@ -134,7 +134,7 @@ class Caller:
 def test_threads_and_tasks_with_cancels_on_one_narrow_runtime(
     make_runtime: Callable[..., Runtime],
 ) -> None:
-    runtime = make_runtime(budget="450KiB", max_running=4)
+    runtime = make_runtime(budget="400KiB", max_running=3, prefill_chunk=256)
     callers = [Caller(runtime, f"thread-{n}") for n in range(NUM_THREADS)]
     tasks = [Caller(runtime, f"task-{n}") for n in range(NUM_TASKS)]
 

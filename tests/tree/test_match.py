@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from testkit.helpers import Forest, ids
 from testkit.strategies import array, tokens
 
+from agentcache.tree.node import Residency
 from agentcache.types import Kind
 
 
@@ -60,7 +59,7 @@ def test_data_on_a_lower_tier_is_no_boundary(kind: Kind) -> None:
     forest = Forest()
     node = forest.add(ids(1, 2, 3))
     assert forest.tree.is_boundary(node)
-    node.data[kind] = replace(node.data[kind], tier=2)
+    node.data[kind] = Residency(node.data[kind].slots, node.data[kind].start, tier=2)
     assert not forest.tree.is_boundary(node)
     match = forest.tree.match(forest.root, ids(1, 2, 3, 4), 3)
     assert match.boundary == 0

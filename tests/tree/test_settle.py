@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +13,7 @@ from testkit.strategies import array, tokens
 
 from agentcache.components.base import WindowComponent
 from agentcache.tree.check import check_tree
+from agentcache.tree.node import Residency
 from agentcache.tree.radix_tree import Match, RadixTree
 from agentcache.types import Kind, Vote
 
@@ -60,7 +60,8 @@ class Grove:
 
     def demote(self, node: Node, kind: str) -> None:
         """Say that a kind's data lies on the next tier."""
-        node.data[kind] = replace(node.data[kind], tier=2)
+        data = node.data[kind]
+        node.data[kind] = Residency(data.slots, data.start, tier=2)
 
     def match(self, sequence: IntArray, limit: int | None = None) -> Match:
         limit = len(sequence) if limit is None else limit
