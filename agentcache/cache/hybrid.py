@@ -432,23 +432,25 @@ class HybridCache:
         of the call that ends there; what it knows makes the next turn's acquire cheap.
         """
         ref = self.refs.hold(frontier, filed, after=after, now=self._clock.now())
-        if self._edge is not None:
-            num_pages = frontier.end // self._edge.page_size
-            if lease is not None:
-                num_pages = min(num_pages, lease.published_len // self._edge.page_size)
-                ref.memo = _Memo(lease.table.prefix(num_pages), self.memory.moves)
-            elif after is not None and isinstance(after.memo, _Memo):
-                ref.memo = _Memo(after.memo.table.prefix(num_pages), after.memo.moves)
+        if self._edge is not None and lease is not None:
+            end = min(frontier.end, lease.published_len)
+            table = lease.table.prefix(end // self._edge.page_size)
+            ref.memo = _Memo(table, self.memory.moves)
         return ref
 
     def stand_again(self, ref: SessionRef) -> SessionRef:
         """One more mark where another one is, or at what is left of its path. O(1)."""
-        return self.stand(ref.frontier.living(), after=ref)
+        again = self.refs.hold_again(ref, self._clock.now())
+        if self._edge is not None and isinstance(ref.memo, _Memo):
+            table = ref.memo.table.prefix(again.frontier.node.end // self._edge.page_size)
+            again.memo = _Memo(table, ref.memo.moves)
+        return again
 
     def expect(self, seconds: float, *refs: SessionRef) -> None:
         """Their session is expected back in about that many seconds: they count twice as long."""
+        now = self._clock.now()
         for ref in refs:
-            self.refs.expect(ref, self._clock.now(), 2 * seconds)
+            self.refs.expect(ref, now, 2 * seconds, due=now + seconds)
 
     def leave(self, *refs: SessionRef) -> None:
         """The tips have moved on or their session is over. Twice is the same as once."""

@@ -35,13 +35,17 @@ class Heads:
 
 
 class Policy(Protocol):
-    """Ranks entries. A rank depends on the node and the time, and changes only where the cache
-    says so (by pushing the node anew) or when `node.expires` has passed."""
+    """Ranks entries. A rank changes only where the cache says so, by pushing the node anew, or at
+    the time that `wakes` names."""
 
     num_queues: int
 
     def rank(self, node: Node, now: float) -> Rank:
         """The node's queue and its key there."""
+        ...
+
+    def wakes(self, node: Node, now: float) -> float | None:
+        """When the rank changes by itself next, if it does."""
         ...
 
     def choose(self, heads: Heads) -> int:
@@ -57,19 +61,31 @@ class LRU:
     def rank(self, node: Node, now: float) -> Rank:
         return 0, node.last_access
 
+    def wakes(self, node: Node, now: float) -> float | None:
+        return None
+
     def choose(self, heads: Heads) -> int:
         return 0
 
 
-_SUPERSEDED, _ORDINARY, _REFERENCED = range(3)
+_SUPERSEDED, _ORDINARY, _IDLE, _ACTIVE = range(4)
+
+_OVERDUE = 3
+"""A session that has been away for so many times its usual gap is no longer expected."""
 
 
 class SessionLRU:
-    """Session-aware order: what its own trajectory has moved past or left, then what no live
-    session stands on, then what one does; least recently used first within the last two.
+    """Session-aware order, in four queues:
+
+    1. what its own trajectory has moved past or left;
+    2. ordinary entries, that no live session stands on: least recently used first;
+    3. tips of sessions of which nobody knows when they will be back: least recently used first;
+    4. tips of sessions that take turns: whoever is expected back last leaves first, for where
+       sessions take turns in a round, the one used longest ago comes next. Shared boundaries above
+       live tips leave after those, least recently used first.
 
     A reference reorders and never pins. It counts once, however many live sessions share it. It
-    expires when its session has been idle for `patience_s`, or for twice the time that
+    expires when its session has been idle for ten minutes, or for twice the time that
     `idle(expect=...)` announced; what it marked is an ordinary entry from then on. Ordinary entries
     have a share of the memory: while they hold less than `ordinary_share` of it, a reference that
     was used longer ago than all of them leaves before them.
@@ -78,30 +94,46 @@ class SessionLRU:
     `policy.coverage`); ends that nobody stands on any more before all of them.
     """
 
-    num_queues = 3
+    num_queues = 4
 
     def __init__(self, ordinary_share: float = 1 / 8) -> None:
         self.ordinary_share = ordinary_share
 
     def rank(self, node: Node, now: float) -> Rank:
         if node.refs > 0 and (node.expires is None or node.expires > now):
-            return _REFERENCED, node.last_access
+            if node.structural:
+                return _ACTIVE, node.last_access
+            if node.due is not None and now < _overdue(node):
+                return _ACTIVE, -node.due
+            return _IDLE, node.last_access
         if node.superseded and node.refs == 0:
             return _SUPERSEDED, -1.0 if node.is_leaf else spacing(node)
         return _ORDINARY, node.last_access
 
+    def wakes(self, node: Node, now: float) -> float | None:
+        times = [] if node.expires is None else [node.expires]
+        if node.due is not None:
+            times.append(_overdue(node))
+        return min((at for at in times if at > now), default=None)
+
     def choose(self, heads: Heads) -> int:
-        superseded, ordinary, referenced = heads.nodes
+        superseded, ordinary, idle, _active = heads.nodes
         if superseded is not None:
             return _SUPERSEDED
+        referenced = _ACTIVE if idle is None else _IDLE
+        held = heads.nodes[referenced]
         if ordinary is None:
-            return _REFERENCED
-        if referenced is None:
-            return _ORDINARY
+            return referenced
         few = heads.weights[_ORDINARY] < self.ordinary_share * heads.num_pages
-        if few and referenced.last_access < ordinary.last_access:
-            return _REFERENCED
+        if few and held is not None and held.last_access < ordinary.last_access:
+            return referenced
         return _ORDINARY
+
+
+def _overdue(node: Node) -> float:
+    """When a session that has not come back at `due` is no longer expected."""
+    assert node.due is not None
+    return node.last_access + _OVERDUE * (node.due - node.last_access)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -169,7 +201,7 @@ class EvictionOrder:
             node.queue = -1
 
     def _expire(self, now: float) -> None:
-        """References that have expired are ranked anew."""
+        """What has become of less worth by time alone is ranked anew."""
         while self._timers and self._timers[0][0] <= now:
             _, ticket, node = heapq.heappop(self._timers)
             if ticket == node.stamp:
@@ -192,8 +224,9 @@ class EvictionOrder:
                 node.weight += data.num_slots
         self._weights[queue] += node.weight
         heapq.heappush(self._heaps[queue], (key, node.stamp, node))
-        if node.expires is not None and node.expires > now:
-            heapq.heappush(self._timers, (node.expires, node.stamp, node))
+        wakes = self._policy.wakes(node, now)
+        if wakes is not None:
+            heapq.heappush(self._timers, (wakes, node.stamp, node))
 
     def _head(self, heap: list[_Entry]) -> Node | None:
         while heap:

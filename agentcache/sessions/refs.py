@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["References", "SessionRef"]
 
+_NEVER = float("inf")
+
 
 @dataclass(slots=True, eq=False)
 class _Anchor:
@@ -33,10 +35,14 @@ class SessionRef:
     """One tip's mark: its frontier, the shared boundaries above it, and what else its turn filed.
 
     memo: what the cache wants back when the trajectory goes on; opaque here. Held until `leave`.
+    at: when it was made. gap: seconds between turns of the trajectory so far, the later the more
+    they count; None before the second turn.
     """
 
     frontier: Cursor
     filed: tuple[Cursor, ...]
+    at: float = 0.0
+    gap: float | None = None
     memo: Any = None
     held: bool = True
     _anchor: _Anchor | None = field(default=None, repr=False)
@@ -67,27 +73,48 @@ class References:
 
         after: the mark that the turn went on from, which may have been left meanwhile.
         """
+        gap = None
+        if after is not None:
+            gap = now - after.at if after.gap is None else (now - after.at + after.gap) / 2
+        return self._hold(frontier, filed, after, now, gap)
+
+    def hold_again(self, ref: SessionRef, now: float = 0.0) -> SessionRef:
+        """One more tip where a mark is, or at what is left of its path; no turn was taken."""
+        return self._hold(ref.frontier.living(), (), ref, now, ref.gap)
+
+    def _hold(
+        self,
+        frontier: Node,
+        filed: Iterable[Node],
+        after: SessionRef | None,
+        now: float,
+        gap: float | None,
+    ) -> SessionRef:
         frontier.refs += 1
         frontier.superseded = False
         anchor = self._anchors(frontier, after, now)
         if anchor is not None:
             anchor.holders += 1
         marks = tuple(Cursor.at(node) for node in filed)
-        ref = SessionRef(Cursor.at(frontier), marks, _anchor=anchor)
-        self.expect(ref, now, self._patience_s)
+        ref = SessionRef(Cursor.at(frontier), marks, at=now, gap=gap, _anchor=anchor)
+        self.expect(ref, now, self._patience_s, due=None if gap is None else now + gap)
         return ref
 
-    def expect(self, ref: SessionRef, now: float, seconds: float) -> None:
-        """The tip's session is expected back within that time; its mark counts as long.
+    def expect(self, ref: SessionRef, now: float, seconds: float, due: float | None = None) -> None:
+        """The tip's mark counts for that many seconds; its session should be back at `due`.
 
-        Where several tips stand on one node, the longest time holds.
+        Where several tips stand on one node, the longest time and the earliest return hold.
         """
         until = now + seconds
         node = ref.frontier.node
         if ref.held and ref.frontier.alive:
-            others = node.expires if node.refs > 1 and node.expires is not None else until
-            node.expires = max(until, others)
+            if node.refs > 1:
+                until = max(until, node.expires or until)
+                due = min(due or _NEVER, node.due or _NEVER)
+                due = None if due == _NEVER else due
+            node.expires, node.due = until, due
             self._reorder(node)
+        until = now + seconds
         anchor = ref._anchor
         if anchor is None or anchor.until >= until - seconds / 2:
             return  # prolonged not long ago, with all that lies above it
@@ -162,7 +189,7 @@ class References:
     def _supersede(self, node: Node) -> None:
         """Mark a checkpoint as worth little, unless others can still want it."""
         if node.refs == 0:
-            node.expires = None
+            node.expires = node.due = None
             if not node.structural and node.num_children <= 1:
                 node.superseded = True
         self._reorder(node)

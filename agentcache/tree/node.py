@@ -58,6 +58,7 @@ class Node:
     __slots__ = (
         "_below",
         "data",
+        "due",
         "end",
         "evicted_at",
         "expires",
@@ -91,6 +92,7 @@ class Node:
         self.refs = 0
         self.last_access = 0.0
         self.expires: float | None = None
+        self.due: float | None = None
         self.superseded = False
         self.structural = False
         self.generation = 0

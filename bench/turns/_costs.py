@@ -16,7 +16,7 @@ from agentcache.types import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from _turns import TimedCache
+    from agentcache.cache import HybridCache
 
 __all__ = ["POLICIES", "cold_match", "evictions", "records"]
 
@@ -29,7 +29,7 @@ _EVICTIONS_IN_TURN = 10
 
 def _session(
     kinds: Sequence[Kind], page: int, path_len: int, path_nodes: int
-) -> tuple[TimedCache, Agents]:
+) -> tuple[HybridCache, Agents]:
     """A cache with room for one session of two nodes a turn, and that session."""
     pages = num_pages(kinds, page, path_len, checkpoints=2 * path_nodes)
     one_shot_pages = num_pages(kinds, page, ONE_SHOT_LEN)
@@ -77,7 +77,7 @@ def evictions(policy: str, entries: Sequence[int]) -> list[dict[str, float]]:
         for idx, cache in enumerate(caches):
             begin = thread_time()
             for _ in range(_EVICTIONS_IN_TURN):
-                if not cache.evict_one():
+                if not cache.memory.evict_one():
                     raise RuntimeError("nothing left to evict")
             took[idx] += thread_time() - begin
     done = rounds * _EVICTIONS_IN_TURN
@@ -87,15 +87,15 @@ def evictions(policy: str, entries: Sequence[int]) -> list[dict[str, float]]:
     ]
 
 
-def _idle_entries(policy: str, num_entries: int) -> TimedCache:
+def _idle_entries(policy: str, num_entries: int) -> HybridCache:
     kinds, page = (Kind.FULL, Kind.STATE), 64
     pages_each = num_pages(kinds, page, sum(_TINY_LENS))
     cache = make_cache(kinds, page, num_entries * pages_each, policy)
     server = CacheServer(cache)
     for number, step in enumerate(one_shots(num_entries // 2, *_TINY_LENS)):
         server.serve(step, keep=number % 2 == 0)  # each makes two entries
-    if cache.num_evictions:
-        raise RuntimeError(f"{cache.num_evictions} entries have left before they were all there")
+    if server.evictions.count:
+        raise RuntimeError(f"{server.evictions.count} entries left before all were there")
     return cache
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from agentcache.cache import SessionRef
+    from agentcache.cache.memory import Memory
     from agentcache.components.base import Component
     from agentcache.types import IntArray
 
@@ -34,10 +35,10 @@ __all__ = [
     "WINDOW",
     "Agents",
     "CacheServer",
+    "Evictions",
     "Served",
     "Server",
     "Step",
-    "TimedCache",
     "make_cache",
     "num_pages",
     "one_shots",
@@ -115,30 +116,33 @@ def num_pages(kinds: Sequence[Kind], page_size: int, num_tokens: int, checkpoint
     return pages
 
 
-class TimedCache(HybridCache):
-    """Counts the evictions and the CPU seconds they take, whichever door they happen in."""
+class Evictions:
+    """Counts the evictions of a cache and the CPU seconds they take, whoever needs the room."""
 
-    evict_s = 0.0
-    num_evictions = 0
+    def __init__(self, memory: Memory) -> None:
+        self.seconds = 0.0
+        self.count = 0
+        self._evict_one = memory.evict_one
+        memory.evict_one = self  # type: ignore[method-assign]
 
-    def evict_one(self) -> bool:
+    def __call__(self) -> bool:
         begin = thread_time()
-        done = super().evict_one()
-        self.evict_s += thread_time() - begin
-        self.num_evictions += done
+        done = self._evict_one()
+        self.seconds += thread_time() - begin
+        self.count += done
         return done
 
 
 def make_cache(
     kinds: Sequence[Kind], page_size: int, pages: int, policy: str = "session-lru"
-) -> TimedCache:
+) -> HybridCache:
     """A cache of integers only, with one arena of `pages` pages for every kind."""
     components: dict[Kind, Component] = {
         Kind.FULL: FullComponent(page_size),
         Kind.SWA: SwaComponent(WINDOW, page_size),
         Kind.STATE: StateComponent(),
     }
-    return TimedCache(
+    return HybridCache(
         RadixTree([components[kind] for kind in kinds]),
         Counting(PageAllocator(pages), RowAllocator(8), state_pages=STATE_TOKENS // page_size),
         make_policy(policy),
@@ -181,18 +185,19 @@ class CacheServer:
 
     core = "agentcache"
 
-    def __init__(self, cache: TimedCache) -> None:
+    def __init__(self, cache: HybridCache) -> None:
         self.cache = cache
+        self.evictions = Evictions(cache.memory)
         self._tips: dict[int, tuple[SessionRef, int]] = {}
 
     def serve(self, step: Step, *, keep: bool = False) -> Served:
         cache, tokens, total = self.cache, step.tokens, len(step.tokens)
-        evictions = cache.num_evictions
+        num_evictions = self.evictions.count
         prompt = tokens[: step.prompt_len]
         ref, known_len = None, 0
         if step.session is not None:
             ref, known_len = self._tips.get(step.session, (None, 0))
-        watch = _Watch(cache)
+        watch = _Watch(self.evictions)
 
         passing = (max(1, len(prompt) - _REPLY_HEADER_LEN),)
         lease = cache.acquire(NAMESPACE, prompt, after=ref, known_len=known_len, passing=passing)
@@ -219,25 +224,25 @@ class CacheServer:
         elif not keep:
             cache.leave(new)
         watch.mark("references")
-        return Served(watch.seconds, lease.boundary, cache.num_evictions - evictions)
+        return Served(watch.seconds, lease.boundary, self.evictions.count - num_evictions)
 
 
 class _Watch:
     """CPU seconds of this thread by phase; what evictions took is a phase of its own."""
 
-    def __init__(self, cache: TimedCache) -> None:
+    def __init__(self, evictions: Evictions) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._cache = cache
-        self._evicted = cache.evict_s
+        self._evictions = evictions
+        self._evict_s = evictions.seconds
         self._last = thread_time()
 
     def mark(self, phase: str) -> None:
         """The time since the last mark belongs to `phase`."""
         now = thread_time()
-        evict_s = self._cache.evict_s - self._evicted
+        evict_s = self._evictions.seconds - self._evict_s
         self.seconds["evict"] += evict_s
         self.seconds[phase] += now - self._last - evict_s
-        self._evicted = self._cache.evict_s
+        self._evict_s = self._evictions.seconds
         self._last = thread_time()
 
 

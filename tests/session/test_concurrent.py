@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from agentcache.runtime import Runtime
     from agentcache.session import Session
 
-PROMPT = list(range(20, 480))
-NUM_THREADS, NUM_TASKS, NUM_TURNS = 5, 5, 6
+PROMPT = list(range(20, 110))
+NUM_THREADS, NUM_TASKS, NUM_TURNS = 4, 4, 5
 
 
 def settle(runtime: Runtime) -> None:
@@ -55,7 +55,8 @@ class Caller:
         self.rng = random.Random(name)
         self.session = runtime.session(name)
         self.done: Counter[str] = Counter()
-        self.prompt = [*PROMPT[: self.rng.randint(250, 450)], self.rng.randrange(400, 410)]
+        first = self.rng.choice([20, 20, 70, 120])
+        self.prompt = list(range(first, first + self.rng.randint(60, 250)))
 
     def next_prompt(self) -> list[int]:
         """What the session has so far and a few tokens more."""
@@ -134,7 +135,7 @@ class Caller:
 def test_threads_and_tasks_with_cancels_on_one_narrow_runtime(
     make_runtime: Callable[..., Runtime],
 ) -> None:
-    runtime = make_runtime(budget="400KiB", max_running=3, prefill_chunk=256)
+    runtime = make_runtime(budget="300KiB", max_running=3)
     callers = [Caller(runtime, f"thread-{n}") for n in range(NUM_THREADS)]
     tasks = [Caller(runtime, f"task-{n}") for n in range(NUM_TASKS)]
 
@@ -150,8 +151,32 @@ def test_threads_and_tasks_with_cancels_on_one_narrow_runtime(
     assert {what for what, times in done.items() if times} == {
         "turn", "fork", "left", "rewound", "task", "cancelled"
     }
-    print(done, runtime.stats())
     assert runtime.stats()["sessions"] == {"open": 0, "tips": 0}
+    check_left(runtime)
+
+
+def test_cancel_of_some_preempted_calls_leaves_the_others_right(
+    make_runtime: Callable[..., Runtime],
+) -> None:
+    prompts = [[n + 10 * k for k in range(1, 600)] for n in range(3)]
+    roomy = make_runtime()
+    replies = [
+        roomy.session().generate(prompt, max_new_tokens=60).ids.tolist() for prompt in prompts
+    ]
+    # Room for about two of the three at their full length.
+    runtime = make_runtime(budget="600KiB", max_running=3, prefill_chunk=256)
+    streams = [
+        runtime.session(f"call-{n}").generate(prompt, max_new_tokens=60, stream=True)
+        for n, prompt in enumerate(prompts)
+    ]
+    while not runtime.stats()["preempted"]:
+        assert not all(stream._future.done() for stream in streams)
+        time.sleep(0.002)
+    for stream in streams[1:2]:
+        stream.close()
+    assert [stream.turn.ids.tolist() for stream in streams[::2]] == replies[::2]
+    for n in range(3):
+        runtime.session(f"call-{n}").close()
     check_left(runtime)
 
 

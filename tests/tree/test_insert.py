@@ -101,7 +101,9 @@ def test_nodes_keep_their_own_copy_of_the_tokens() -> None:
     assert whole.tokens.tolist() == [2, 3, 4, 5, 6]
     assert upper.tokens.tolist() == [1, 2, 3]
     assert lower.tokens.tolist() == [4, 5, 6]
-    assert [node.raw for node in (upper, lower)] == [node.tokens.tobytes() for node in (upper, lower)]
+    assert [node.raw for node in (upper, lower)] == [
+        node.tokens.tobytes() for node in (upper, lower)
+    ]
 
 
 @given(st.lists(tokens(max_size=14), max_size=10), st.sampled_from([1, 3, 4]))
