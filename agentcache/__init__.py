@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
         UnsupportedOption,
     )
+    from agentcache.events import Event
     from agentcache.runtime import Runtime
     from agentcache.session import MissReport, Session, Turn, TurnStream
     from agentcache.types import Usage
@@ -51,6 +52,7 @@ __all__ = [
     "BudgetTooSmall",
     "CacheConfig",
     "ConfigError",
+    "Event",
     "HistoryMismatch",
     "InvalidRequest",
     "LeaseError",
@@ -84,6 +86,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CacheConfig": "agentcache.config",
+    "Event": "agentcache.events",
     "MissReport": "agentcache.session",
     "Runtime": "agentcache.runtime",
     "Session": "agentcache.session",

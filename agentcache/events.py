@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,6 +50,7 @@ class Event:
         """The fields that say something, as plain JSON values."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["tokens"] = list(self.tokens)
+        values["kind"] = None if self.kind is None else str(self.kind)  # of whatever string class
         defaults = {field.name: field.default for field in fields(self)}
         return {n: v for n, v in values.items() if n == "name" or (v != defaults[n] and v != [])}
 
@@ -69,7 +71,8 @@ class Events:
     """
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[[Event], None]] = []
+        self._listeners: dict[object, Callable[[Event], None]] = {}  # never changed, only replaced
+        self._lock = threading.RLock()  # a handle may be collected, and say so, while it is held
 
     @property
     def active(self) -> bool:
@@ -78,18 +81,21 @@ class Events:
 
     def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event from now on; what is returned ends that."""
-        self._listeners = [*self._listeners, listener]
+        subscription = object()
+        with self._lock:
+            self._listeners = {**self._listeners, subscription: listener}
+        return lambda: self._drop(subscription)
 
-        def stop() -> None:
-            self._listeners = [each for each in self._listeners if each is not listener]
-
-        return stop
+    def _drop(self, subscription: object) -> None:
+        with self._lock:
+            kept = self._listeners.items()
+            self._listeners = {each: told for each, told in kept if each is not subscription}
 
     def emit(self, event: Event) -> None:
         """Tell everybody."""
-        for listener in self._listeners:
+        for subscription, listener in self._listeners.items():
             try:
                 listener(event)
             except Exception:  # others' code, in the middle of our work
                 logging.getLogger("agentcache").exception("a listener to cache events failed")
-                self._listeners = [each for each in self._listeners if each is not listener]
+                self._drop(subscription)

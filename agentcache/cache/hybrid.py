@@ -29,6 +29,7 @@ from agentcache.components.full import FullComponent
 from agentcache.errors import LeaseError
 from agentcache.events import Event, Events
 from agentcache.policy.admission import plan_checkpoints
+from agentcache.policy.coverage import is_checkpoint, link
 from agentcache.pools.table import PageTable
 from agentcache.sessions.refs import References, SessionRef
 
@@ -197,17 +198,18 @@ class HybridCache:
         """Pages [first, stop) of the path to a node."""
         assert self._edge is not None
         size = self._edge.page_size
-        parts: list[IntArray] = []
-        at: Node | None = node
-        while at is not None and not at.is_root and stop > first:
-            begin = at.start // size
+        parts: list[bytes] = []
+        at = node
+        while stop > first:
+            assert at.parent is not None
+            begin = at.parent.end // size
             if begin < stop:
                 # A page shared with a deeper node was taken there: the deeper one is right.
-                parts.append(at.data[kind].slots[max(0, first - begin) : stop - begin])
+                parts.append(at.data[kind].raw(max(0, first - begin), stop - begin))
                 stop = begin
             at = at.parent
         parts.reverse()
-        return np.concatenate(parts) if parts else _NO_PAGES
+        return np.frombuffer(b"".join(parts), dtype=np.int32)
 
     def _enter(self, lease: Lease, kind: str, table: PageTable) -> None:
         """Make the page in which the boundary lies ready to be written from there on.
@@ -309,6 +311,8 @@ class HybridCache:
         if not self._file_snapshot(node, lease, row):
             return False
         self._file_windows(node, lease)
+        if is_checkpoint(node):
+            link(node)
         node.structural = node.structural or length in lease.structural
         lease.filed.append(node)
         self._touch(node)

@@ -19,7 +19,7 @@ import numpy as np
 from agentcache.components.base import SnapshotComponent
 from agentcache.components.full import FullComponent
 from agentcache.events import Event, Events
-from agentcache.policy.coverage import neighbours
+from agentcache.policy.coverage import unlink
 from agentcache.policy.eviction import EvictionOrder, Policy
 from agentcache.tree.node import Node, Residency
 
@@ -181,14 +181,16 @@ class Memory:
         kinds = [k for k in self._checkpoint_kinds(node) if node.data[k].tier == 1]
         if not kinds or node in self._kept:
             return False
-        above, below = neighbours(node)
         if not self._demote(node, kinds, lower):
-            for kind in self._checkpoint_kinds(node):
-                self._drop(node, kind)
-        for neighbour in (above, below):  # the gaps around them have grown
+            self._drop_checkpoint(node)
+        return True
+
+    def _drop_checkpoint(self, node: Node) -> None:
+        for kind in self._checkpoint_kinds(node):
+            self._drop(node, kind)
+        for neighbour in unlink(node):  # the gaps around them have grown
             if neighbour is not None:
                 self.push(neighbour)
-        return True
 
     def _checkpoint_kinds(self, node: Node) -> list[str]:
         return [kind for kind in node.data if self._edge is None or kind != self._edge.kind]
@@ -212,6 +214,7 @@ class Memory:
     def _apply(self, freed: Freed) -> None:
         for node in freed.removed:
             self._order.remove(node)
+            unlink(node)
             self.note("remove", node)
         for kind, data in freed.data:
             self._free(kind, data)
@@ -294,9 +297,8 @@ class Memory:
                 self._remove(node)
                 return True
             kinds = self._checkpoint_kinds(node)
-            if node.locks == 0 and any(node.data[kind].tier > 1 for kind in kinds):
-                for kind in kinds:
-                    self._drop(node, kind)
+            if node not in self._kept and any(node.data[kind].tier > 1 for kind in kinds):
+                self._drop_checkpoint(node)
                 return True
         return False
 

@@ -5,6 +5,9 @@ leaves the smallest hole goes first, so that the gaps along a path stay balanced
 position p to q costs a fork just before q the tokens q - p; the same tokens weigh more where the
 fork is shallow, since they are most of what it could have reused. Dividing by sqrt(q) balances the
 two: the gaps grow with depth, and a fork anywhere keeps a good part of its depth.
+
+Checkpoints of a path are linked, so that the hole of each is known at once. Where paths branch, the
+one above knows the last one linked below it.
 """
 
 from __future__ import annotations
@@ -15,14 +18,9 @@ from typing import TYPE_CHECKING
 from agentcache.types import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agentcache.tree.node import Node
 
-__all__ = ["is_checkpoint", "neighbours", "spacing"]
-
-_REACH = 64
-"""Most nodes looked at on either side: a search is O(1)."""
+__all__ = ["above", "is_checkpoint", "link", "spacing", "unlink"]
 
 
 def is_checkpoint(node: Node) -> bool:
@@ -32,34 +30,39 @@ def is_checkpoint(node: Node) -> bool:
 
 def spacing(node: Node) -> float:
     """(q - p) / sqrt(q) for the hole [p, q) that the node's checkpoint would leave."""
-    above, below = neighbours(node)
-    p = above.end if above is not None else 0
-    q = below.end if below is not None else node.end
+    before, below = above(node), node.below
+    p = before.end if before is not None else 0
+    q = below.end if below is not None and below.generation == 0 else node.end
     return (q - p) / sqrt(q)
 
 
-def neighbours(node: Node) -> tuple[Node | None, Node | None]:
-    """The next checkpoints above and below on the node's path; below ends at a branch or leaf."""
-    above = next((found for found in _up(node) if found.is_root or is_checkpoint(found)), None)
-    below: Node | None = None
-    for below in _down(node):
-        if below.only_child is None or is_checkpoint(below):
-            break
-    return above, below
+def above(node: Node) -> Node | None:
+    """The next checkpoint above; None where there is none. Amortised O(1) once it is linked."""
+    found = node.above or node.parent
+    while found is not None and not found.is_root and not is_checkpoint(found):
+        found = found.above or found.parent
+    if found is None or found.is_root:
+        return None
+    node.above = found  # the next search is shorter
+    return found
 
 
-def _up(node: Node) -> Iterator[Node]:
-    for _ in range(_REACH):
-        if node.parent is None:
-            return
-        node = node.parent
-        yield node
+def link(node: Node) -> None:
+    """Note that a node has become a checkpoint."""
+    before = above(node)
+    if before is not None:
+        below = before.below
+        if below is not None and below.above is before and below.parent is node:
+            node.below, below.above = below, node
+        before.below = node
 
 
-def _down(node: Node) -> Iterator[Node]:
-    for _ in range(_REACH):
-        child = node.only_child
-        if child is None:
-            return
-        node = child
-        yield node
+def unlink(node: Node) -> tuple[Node | None, Node | None]:
+    """Note that a node is a checkpoint no more; its neighbours, whose gaps have grown."""
+    before, below = above(node), node.below
+    node.below = None
+    if before is not None and before.below is node:
+        before.below = below
+    if below is not None and below.above is node:
+        below.above = before
+    return before, below

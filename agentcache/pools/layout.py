@@ -188,12 +188,13 @@ def divide_budget(
     """
     one = PoolSizes.of(kv, state, num_pages=0, page_size=page_size, num_rows=1, num_staging=1)
     page_bytes = one.page_bytes + one.sidecar_bytes
-    minimum = 2 * one.row_bytes + (one.state_pages + 1) * page_bytes
+    least_pages = (one.state_pages + 1) * page_bytes
+    minimum = 2 * one.row_bytes + least_pages
     if budget_bytes < minimum:
         raise BudgetTooSmall(budget_bytes, minimum)
     rows, staging = max_running, _NUM_STAGING
     if one.row_bytes:
-        fit = budget_bytes // _ROWS_SHARE // one.row_bytes
+        fit = min(budget_bytes // _ROWS_SHARE, budget_bytes - least_pages) // one.row_bytes
         rows = max(1, min(max_running, fit - _NUM_STAGING))
         staging = _NUM_STAGING if fit > _NUM_STAGING else 1
     left = budget_bytes - (rows + staging) * one.row_bytes

@@ -54,8 +54,6 @@ class TensorPools:
         self._arena = torch.empty(
             (sizes.num_pages, sizes.page_bytes), dtype=torch.uint8, device=device
         )
-        if poison:
-            self._arena.fill_(_NAN_BYTE)
         self._rows = torch.zeros(
             (sizes.num_rows + sizes.num_staging, sizes.row_bytes), dtype=torch.uint8, device=device
         )
@@ -67,6 +65,9 @@ class TensorPools:
             )
             for spec in kv.sidecars
         }
+        if poison:
+            for memory in (self._arena, *self._beside.values()):
+                memory.fill_(_NAN_BYTE)
         self.sidecars = {spec.name: self._sidecar_view(spec) for spec in kv.sidecars}
         self.kv = self._kv_views()
         self.state = {
@@ -90,7 +91,7 @@ class TensorPools:
         num = count * self.kv_layout.token_bytes
         self._arena[target, :num] = self._arena[source, :num]
         for spec in self.kv_layout.sidecars:  # entries whose last position is copied
-            whole = count // spec.tokens
+            whole = count * spec.entries(self.sizes.page_size) // self.sizes.page_size
             entries = self.sidecars[spec.name]
             entries[target, :whole] = entries[source, :whole]
 

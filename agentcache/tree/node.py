@@ -41,6 +41,10 @@ class Residency:
     def num_slots(self) -> int:
         return len(self._raw) // 4
 
+    def raw(self, first: int, stop: int) -> bytes:
+        """Slots [first, stop) as int32 bytes."""
+        return self._raw[4 * first : 4 * stop]
+
     def __repr__(self) -> str:
         return f"Residency({self.slots.tolist()}, start={self.start}, tier={self.tier})"
 
@@ -52,11 +56,14 @@ class Node:
     part to a new node and leaves the lower part here. `raw` holds the tokens as int32 bytes, which
     are compact and compared as one block. Most nodes have one child, for which a dict would take as
     much as all the rest, so only several are kept in one. Counters are owned by the tree and by the
-    session references; `queue`, `stamp` and `weight` belong to the eviction order.
+    session references; `queue`, `stamp` and `weight` belong to the eviction order, `above` and
+    `below` to `policy.coverage`.
     """
 
     __slots__ = (
         "_below",
+        "above",
+        "below",
         "data",
         "due",
         "end",
@@ -91,6 +98,8 @@ class Node:
         self.locks = 0
         self.refs = 0
         self.last_access = 0.0
+        self.above: Node | None = None
+        self.below: Node | None = None
         self.expires: float | None = None
         self.due: float | None = None
         self.superseded = False

@@ -70,7 +70,7 @@ class Agents:
     """Sessions that take turns and only append, and one-shots that nobody goes on from.
 
     Every 12th request (8.3 %) is a one-shot. A step's tokens are a view of its session's one
-    growing buffer.
+    growing buffer. history_len: tokens of each session so far.
     """
 
     def __init__(self, num_sessions: int, capacity: int, seed: int = 0) -> None:
@@ -178,9 +178,6 @@ class Server(Protocol):
 class CacheServer:
     """Serves steps the way an engine does: match, room, a checkpoint before the reply header, one
     at the end, the session's mark moved along.
-
-    keep: whether a one-shot's mark is kept, as if its session lived on. By default it is left as
-    soon as the call is over.
     """
 
     core = "agentcache"
@@ -191,6 +188,7 @@ class CacheServer:
         self._tips: dict[int, tuple[SessionRef, int]] = {}
 
     def serve(self, step: Step, *, keep: bool = False) -> Served:
+        """keep: whether a one-shot's mark is kept, as if its session lived on, or left at once."""
         cache, tokens, total = self.cache, step.tokens, len(step.tokens)
         num_evictions = self.evictions.count
         prompt = tokens[: step.prompt_len]

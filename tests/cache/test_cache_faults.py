@@ -12,7 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from testkit.oracle import COMPOSITIONS, MAX_LEN, Ask, Layout, World
+from testkit.helpers import NAMESPACE, ids, make_cache, run
+from testkit.oracle import COMPOSITIONS, Layout
+from testkit.world import MAX_LEN, Ask, World
+
+from agentcache.cache import OutOfPages
+from agentcache.pools.base import Counting
+from agentcache.types import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,7 +234,15 @@ def run_schedule(world: World, faults: Faults, rng: random.Random) -> None:
 def test_random_schedules_with_faults_leave_nothing_behind(schedules: Any) -> None:
     """The schedules check themselves; here, that everything happened in them, and often."""
     counts, failed = schedules
-    often = ("hit", "hit inside a page", "copied", "removed", "dropped", "forked", "rewound")
+    often: tuple[str, ...] = (
+        "hit",
+        "hit inside a page",
+        "copied",
+        "removed",
+        "dropped",
+        "forked",
+        "rewound",
+    )
     often += ("parallel", "suspended", "refused", "short", "aborted", "finished")
     assert {what: counts[what] for what in often if counts[what] < 200} == {}
     assert {call: failed[call] for call in CALLS if failed[call] < 20} == {}
@@ -275,3 +289,37 @@ def history(name: str, seed: int, number: int = 0, *, afterwards: bool = False) 
     world.check()
     world.end()
     return faults
+
+
+def test_reservation_that_fits_for_one_kind_only_takes_nothing() -> None:
+    cache = make_cache(num_pages=6, page_size=4, window=4, state_pages=0)
+    lease = cache.acquire(NAMESPACE, ids(*range(16)))
+    with pytest.raises(OutOfPages):
+        cache.reserve(lease, 16)  # four pages of each kind
+    assert len(lease.table) == 0
+    assert lease.own == []
+    assert cache.pools.pages.num_used == 0
+
+
+def test_failed_request_leaves_the_rest_of_its_page_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = make_cache(page_size=4, window=2, state_pages=0)
+    run(cache, ids(1))
+    (node,) = cache.tree.nodes()
+    pages = node.data[Kind.FULL].slots.tolist()
+    ahead = cache.acquire(NAMESPACE, ids(1, *range(2, 13)))
+    for length in (8, 12):  # by then the window's page was given back, but not the rest of it
+        cache.reserve(ahead, length)
+    cache.release(ahead)
+
+    def fail(*args: Any) -> None:
+        raise Injected("copy_tail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Counting, "copy_tail", fail)
+        with pytest.raises(Injected):
+            cache.acquire(NAMESPACE, ids(1, 9))
+    following = cache.acquire(NAMESPACE, ids(1, 9))
+    assert following.boundary == 1
+    assert following.table.pages.tolist() == pages

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from testkit.helpers import Forest, ids
 
-from agentcache.policy.coverage import is_checkpoint, neighbours, spacing
+from agentcache.policy.coverage import above, is_checkpoint, link, spacing, unlink
 from agentcache.policy.eviction import EvictionOrder, make_policy
 from agentcache.tree.node import Node, Residency
 from agentcache.types import Kind
@@ -19,7 +19,16 @@ def span(stop: int) -> np.ndarray:
 
 
 def chain(forest: Forest, *ends: int) -> list[Node]:
-    return [forest.add(span(end)) for end in ends]
+    nodes = [forest.add(span(end)) for end in ends]
+    for node in nodes:
+        link(node)
+    return nodes
+
+
+def drop(forest: Forest, node: Node) -> tuple[Node | None, Node | None]:
+    """What the cache does when a checkpoint leaves and its node stays."""
+    forest.tree.drop(node, Kind.STATE, 0.0)
+    return unlink(node)
 
 
 def test_node_is_a_checkpoint_by_what_it_holds_besides_its_edge() -> None:
@@ -34,24 +43,45 @@ def test_node_is_a_checkpoint_by_what_it_holds_besides_its_edge() -> None:
     assert not is_checkpoint(node)
 
 
-def test_neighbours_are_the_next_checkpoints_on_the_path() -> None:
+def test_checkpoint_that_leaves_tells_its_neighbours_on_the_path() -> None:
     forest = Forest()
     a, b, c, d = chain(forest, 10, 20, 30, 40)
-    assert neighbours(b) == (a, c)
-    forest.tree.drop(a, Kind.STATE, 0.0)
-    forest.tree.drop(c, Kind.STATE, 0.0)
-    assert neighbours(b) == (forest.root, d)
-    assert neighbours(d) == (b, None)
+    assert drop(forest, a) == (None, b)
+    assert drop(forest, c) == (b, d)
+    assert (above(d), above(b)) == (b, None)
+    assert spacing(b) == pytest.approx(40 / sqrt(40))
+    assert drop(forest, d) == (b, None)
+    assert spacing(b) == pytest.approx(20 / sqrt(20)), "nothing below: the hole ends with it"
 
 
-def test_what_lies_below_a_branch_is_no_neighbour() -> None:
+def test_checkpoint_filed_between_two_is_linked_between_them() -> None:
     forest = Forest()
-    a, b = chain(forest, 10, 40)
-    branch = forest.add(np.append(span(20), 99).astype(np.int32)).parent
-    assert branch is not None
-    assert not is_checkpoint(branch)
-    assert neighbours(a) == (forest.root, branch), "the branch itself can be wanted"
-    assert neighbours(b) == (a, None)
+    a, c = chain(forest, 10, 40)
+    (b,) = chain(forest, 20)
+    assert (above(b), above(c)) == (a, b)
+    assert spacing(b) == pytest.approx(30 / sqrt(40))
+    assert spacing(a) == pytest.approx(20 / sqrt(20))
+
+
+def test_above_a_branch_the_last_one_linked_counts() -> None:
+    forest = Forest()
+    a, left = chain(forest, 10, 40)
+    right = forest.add(np.append(span(20), [99] * 40).astype(np.int32))
+    link(right)
+    assert above(left) is above(right) is a
+    assert spacing(a) == pytest.approx(60 / sqrt(60))
+    assert drop(forest, right) == (a, None)
+    assert spacing(a) == pytest.approx(10 / sqrt(10))
+    assert above(left) is a
+
+
+def test_search_above_is_short_once_it_was_made() -> None:
+    forest = Forest()
+    nodes = chain(forest, *range(2, 802, 2))
+    for node in nodes[1:-1]:
+        drop(forest, node)
+    assert nodes[-1].above is nodes[0], "linked by the one that left before it"
+    assert above(nodes[-1]) is nodes[0]
 
 
 def test_hole_is_measured_from_checkpoint_to_checkpoint_and_weighed_by_depth() -> None:
@@ -69,17 +99,6 @@ def test_equal_gaps_weigh_more_where_the_path_is_short() -> None:
     assert inner == sorted(inner, reverse=True)
 
 
-def test_search_for_neighbours_is_bounded() -> None:
-    forest = Forest()
-    nodes = chain(forest, *range(2, 802, 2))
-    for node in nodes[1:-1]:
-        forest.tree.drop(node, Kind.STATE, 0.0)
-    above, below = neighbours(nodes[200])
-    assert above is None
-    assert below is not None
-    assert below.end - nodes[200].end <= 2 * 64
-
-
 def thinned(num: int, keep: int) -> list[int]:
     """The positions that are left when superseded checkpoints of one path leave one by one."""
     forest = Forest()
@@ -91,9 +110,7 @@ def thinned(num: int, keep: int) -> list[int]:
     for _ in range(num - keep):
         gone = order.pop(0.0)
         assert gone is not None
-        around = neighbours(gone)
-        forest.tree.drop(gone, Kind.STATE, 0.0)
-        for each in around:
+        for each in drop(forest, gone):
             if each is not None and each is not nodes[-1]:
                 order.push(each, 0.0)
     return [node.end for node in nodes if Kind.STATE in node.data]

@@ -122,9 +122,7 @@ class Caller:
             self.done["cancelled"] += 1
 
     async def _aleave_early(self) -> None:
-        stream = await self.session.agenerate(
-            self.next_prompt(), max_new_tokens=500, stream=True
-        )
+        stream = await self.session.agenerate(self.next_prompt(), max_new_tokens=500, stream=True)
         assert not isinstance(stream, Turn)
         async with stream:
             async for _ in stream:
@@ -149,7 +147,12 @@ def test_threads_and_tasks_with_cancels_on_one_narrow_runtime(
             each.result()
     done = sum((caller.done for caller in (*callers, *tasks)), Counter[str]())
     assert {what for what, times in done.items() if times} == {
-        "turn", "fork", "left", "rewound", "task", "cancelled"
+        "turn",
+        "fork",
+        "left",
+        "rewound",
+        "task",
+        "cancelled",
     }
     assert runtime.stats()["sessions"] == {"open": 0, "tips": 0}
     check_left(runtime)
@@ -170,7 +173,7 @@ def test_cancel_of_some_preempted_calls_leaves_the_others_right(
         for n, prompt in enumerate(prompts)
     ]
     while not runtime.stats()["preempted"]:
-        assert not all(stream._future.done() for stream in streams)
+        assert any(stream._future and not stream._future.done() for stream in streams)
         time.sleep(0.002)
     for stream in streams[1:2]:
         stream.close()

@@ -29,6 +29,7 @@ from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import IntArray, Kind
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Sequence
 
     from agentcache.events import Events
@@ -93,8 +94,8 @@ class TensorTier:
     tier = 2
 
     def __init__(self, pools: TensorPools, num_pages: int) -> None:
-        self._memories = [pools._arena, *pools._beside.values()]
-        self._copies = [torch.empty_like(memory[:1].expand(num_pages, -1)) for memory in self._memories]
+        memories = [pools._arena, *pools._beside.values()]
+        self._pairs = [(memory, memory.new_empty(num_pages, memory.shape[1])) for memory in memories]
         self._free = list(range(num_pages))
 
     @property
@@ -103,17 +104,17 @@ class TensorTier:
 
     def store(self, pages: IntArray) -> IntArray:
         slots = np.array([self._free.pop() for _ in range(len(pages))], dtype=np.int32)
-        for memory, copy in zip(self._memories, self._copies, strict=True):
-            copy[slots] = memory[pages]
+        for memory, copy in self._pairs:
+            copy[torch.from_numpy(slots)] = memory[torch.tensor(pages)]
         return slots
 
     def load(self, slots: IntArray, pages: IntArray) -> None:
-        for memory, copy in zip(self._memories, self._copies, strict=True):
-            memory[pages] = copy[slots]
+        for memory, copy in self._pairs:
+            memory[torch.tensor(pages)] = copy[torch.tensor(slots)]
 
     def free(self, slots: IntArray) -> None:
-        for copy in self._copies:
-            copy[slots] = 0xFF
+        for _, copy in self._pairs:
+            copy[torch.tensor(slots)] = 0xFF
         self._free.extend(slots.tolist())
 
 
@@ -156,13 +157,21 @@ def serve(
     tokens: IntArray,
     *,
     structural: tuple[int, ...] = (),
+    passing: tuple[int, ...] = (),
+    limit: int | None = None,
     after: SessionRef | None = None,
     known_len: int = 0,
 ) -> Lease:
     """A whole request that computes what it has to, reads only what is right, and is filed."""
     tick(cache)
     lease = cache.acquire(
-        NAMESPACE, tokens, structural=structural, after=after, known_len=known_len
+        NAMESPACE,
+        tokens,
+        structural=structural,
+        passing=passing,
+        limit=limit,
+        after=after,
+        known_len=known_len,
     )
     verify_prefix(cache, lease, tokens, lease.boundary)
     at = lease.boundary
@@ -305,9 +314,10 @@ SALT = b"salt"
 @dataclass(eq=False)
 class Crowd:
     """Sessions that take turns on one cache, many at a time; a request that does not fit is given
-    up. Everything is checked after every operation."""
+    up. Everything is checked after every operation, unless `checks` is False."""
 
     cache: HybridCache
+    checks: bool = True
     tips: list[Tip] = field(default_factory=list)
     flights: list[Flight] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -439,6 +449,8 @@ class Crowd:
 
     def check(self) -> None:
         """Everything that has to hold between two operations."""
+        if not self.checks:
+            return
         check_tiers(self.cache)
         for flight in self.flights:
             verify_prefix(self.cache, flight.lease, flight.tokens, flight.done)
@@ -455,3 +467,32 @@ class Crowd:
 def mixed(*parts: Sequence[int]) -> IntArray:
     """One sequence of several pieces."""
     return ids(*(token for part in parts for token in part))
+
+
+def random_ask(rng: random.Random) -> Ask:
+    """A request over two token ids, so that most share a prefix with many others."""
+    return Ask(
+        new=tuple(rng.randint(0, 1) for _ in range(rng.randint(1, 9))),
+        reply_len=rng.choice([0, 0, 1, 2]),
+        tip=rng.randint(0, 7),
+        cut=rng.choice([0, 0, 0, 1, 3, 9]),
+        structural=tuple(rng.randint(1, 20) for _ in range(rng.randint(0, 2))),
+        passing=tuple(rng.randint(1, 30) for _ in range(rng.randint(0, 2))),
+        salt=rng.choice([None, None, 0, 2]),
+        from_mark=rng.random() < 0.7,
+    )
+
+
+def wander(crowd: Crowd, rng: random.Random, num_steps: int) -> None:
+    """Random operations, a third of which begin a request."""
+    often = ["begin"] * 4 + ["step"] * 3 + ["finish"] * 3 + ["evict"]
+    for _ in range(num_steps):
+        what = rng.choice([*often, rng.choice(["abort", "fork", "close", "suspend", "evict"])])
+        if what == "begin":
+            crowd.begin(random_ask(rng))
+        elif what == "step":
+            crowd.step(rng.randint(0, 7), rng.randint(1, 9))
+        elif what == "evict":
+            crowd.evict()
+        else:
+            getattr(crowd, what)(rng.randint(0, 7))
