@@ -110,25 +110,25 @@ def explain(
     ] = None,
 ) -> None:
     """Say in words why calls of a replay did not reuse more of their prompts."""
-    from agentcache.session.turn import MissReport
-
     console = Console(stderr=json_file == "-")
     try:
         missed = _missed(result, trajectory, call)
-        _write_json(missed, json_file)
+        _write_json([record for record, _, _ in missed], json_file)
     except ConfigError as error:
         raise _usage(error) from error
-    for each in missed:
-        console.print(_heading(each), style="bold", soft_wrap=True)
-        console.print(escape(str(MissReport.from_json(each["miss"]))), soft_wrap=True)
+    for _, heading, words in missed:
+        console.print(escape(heading), style="bold", soft_wrap=True)
+        console.print(escape(words), soft_wrap=True)
     if not missed:
         console.print("Every call reused all of its prompt but the last few tokens.")
 
 
-def _missed(path: Path, trajectory: str | None, call: int | None) -> list[dict[str, Any]]:
-    """The chosen calls that have a miss report. Raises ConfigError where there is nothing such."""
-    from agentcache.session.turn import MissReport
+_Missed = tuple[dict[str, Any], str, str]
+"""A call as it was recorded, a heading for it, and its miss report in words."""
 
+
+def _missed(path: Path, trajectory: str | None, call: int | None) -> list[_Missed]:
+    """The chosen calls that have a miss report. Raises ConfigError where there is nothing such."""
     try:
         calls = json.loads(path.read_text(encoding="utf-8"))["calls"]
         chosen = [
@@ -137,24 +137,34 @@ def _missed(path: Path, trajectory: str | None, call: int | None) -> list[dict[s
             if (trajectory is None or trajectory in each["trajectory"])
             and (call is None or call == each["call"])
         ]
-        missed = [each for each in chosen if each["miss"] is not None]
-        for each in missed:
-            MissReport.from_json(each["miss"])
+        if not chosen:
+            named = ", ".join(dict.fromkeys(each["trajectory"] for each in calls)) or "none"
+            raise ConfigError(f"no such call in {path}; its runs are: {named}")
+        return [
+            (each, _heading(each), _in_words(each["miss"]))
+            for each in chosen
+            if each["miss"] is not None
+        ]
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is not what `agentcache replay --json` writes: {error}"
-        ) from error
-    if not chosen:
-        named = ", ".join(dict.fromkeys(each["trajectory"] for each in calls[:200])) or "none"
-        raise ConfigError(f"no such call in {path}; its runs are: {named}")
-    return missed
+    except KeyError as error:
+        raise ConfigError(f"{path} is {_NO_REPLAY}: {error} is missing") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is {_NO_REPLAY}: {error}") from error
+
+
+_NO_REPLAY = "not what `agentcache replay --json` writes"
+
+
+def _in_words(miss: dict[str, Any]) -> str:
+    from agentcache.session.turn import MissReport
+
+    return str(MissReport.from_json(miss))
 
 
 def _heading(call: dict[str, Any]) -> str:
     share = call["cached_tokens"] / max(1, call["prompt_tokens"])
-    return escape(
+    return (
         f"{call['trajectory']}, call {call['call']}: {call['cached_tokens']:,} of "
         f"{call['prompt_tokens']:,} prompt tokens reused ({share:.1%})"
     )

@@ -25,7 +25,8 @@ class Event:
         namespace) and end at `boundary`. Behind a `salt` they are known to those who carry it.
     split: the first part of node `key`, up to `boundary`, is node `parent` from now on, which takes
         its place under the node it hung from; `key` hangs from it.
-    file, evict: data of layer kind `kind` is there or gone. It covers [start, boundary): a prefix
+    file, evict: data of layer kind `kind` is there (also anew, in place of what lay on a lower
+        tier) or gone. It covers [start, boundary): a prefix
         may be resumed where every kind allows it: "full" anywhere in the run, "state" at the
         boundary, "swa" where the window of the position lies within what is covered.
     demote, load_back: the same data went to `tier`, or came back to the device.

@@ -417,8 +417,7 @@ class HybridCache:
         tables = [lease.table] if self._edge is not None else []
         for table in (*tables, *lease.windows.values()):
             if end % table.page_size and end // table.page_size >= table.first:
-                page = int(table.slice(end - 1, end)[0])
-                self.pools.pages.disclaim(page, end % table.page_size)
+                self.pools.pages.disclaim(table.page_of(end - 1), end % table.page_size)
         if self._edge is not None:  # what was reserved beyond is no part of the trajectory
             lease.table.truncate(-(-end // self._edge.page_size))
 

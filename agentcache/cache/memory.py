@@ -9,8 +9,6 @@ is none or where that is full:
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,7 @@ from agentcache.components.full import FullComponent
 from agentcache.events import Event, Events
 from agentcache.policy.coverage import unlink
 from agentcache.policy.eviction import EvictionOrder, Policy
+from agentcache.tiers.demoted import Demoted
 from agentcache.tree.node import Node, Residency
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Memory:
         self.num_checkpoints = 0
         self._clock = clock
         self._order = EvictionOrder(policy, pools.pages.num_pages)
-        self._demoted = _Demoted()
+        self._demoted = Demoted()
         self._shared: Counter[int] = Counter()  # slots of the lower tier: holders beyond the first
         self._kept: tuple[Node, ...] = ()
         self._edge = next((r for r in tree.rules if isinstance(r, FullComponent)), None)
@@ -285,6 +284,8 @@ class Memory:
         return True
 
     def _make_lower_room(self, lower: LowerTier, count: int) -> bool:
+        if count > lower.num_pages:
+            return False
         while lower.num_free < count:
             if not self._forget_demoted():
                 return False
@@ -379,40 +380,3 @@ class Memory:
     def peak_pages(self) -> tuple[dict[str, int], int]:
         """The most pages ever held at once: of each kind, and of all together."""
         return {kind: self._peak_pages[kind] for kind in self.used_pages()}, self._peak_total
-
-
-class _Demoted:
-    """Nodes with data on the lower tier, least recently used first."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Node]] = []
-        self._ticket = itertools.count()
-        self._compact_at = 1024
-
-    def push(self, node: Node) -> None:
-        if _is_demoted(node):
-            heapq.heappush(self._heap, (node.last_access, next(self._ticket), node))
-            if len(self._heap) > self._compact_at:
-                self._compact()
-
-    def pop(self) -> Node | None:
-        while self._heap:
-            last_access, _, node = heapq.heappop(self._heap)
-            if not _is_demoted(node):
-                continue
-            if last_access == node.last_access:
-                return node
-            self.push(node)
-        return None
-
-    def _compact(self) -> None:
-        """Leave one entry per node; amortised O(1) per push."""
-        nodes = dict.fromkeys(node for *_, node in self._heap if _is_demoted(node))
-        self._heap = [(node.last_access, next(self._ticket), node) for node in nodes]
-        heapq.heapify(self._heap)
-        self._compact_at = max(1024, 2 * len(self._heap))
-
-
-def _is_demoted(node: Node) -> bool:
-    """Whether the node lives and has data on the lower tier."""
-    return node.generation == 0 and any(data.tier > 1 for data in node.data.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from agentcache.errors import UnknownPolicy
@@ -21,17 +20,18 @@ Rank = tuple[int, float]
 """(queue, key): within a queue the smallest key leaves first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
+class Heads(Protocol):
     """What a policy chooses the next queue from.
 
-    nodes: the first of each queue, None where it is empty. weights: pages each queue's entries
-    hold. num_pages: pages there are.
+    weights: pages each queue's entries hold. num_pages: pages there are.
     """
 
-    nodes: tuple[Node | None, ...]
-    weights: tuple[int, ...]
+    weights: list[int]
     num_pages: int
+
+    def first(self, queue: int) -> Node | None:
+        """The entry of a queue that would leave first."""
+        ...
 
 
 class Policy(Protocol):
@@ -49,7 +49,7 @@ class Policy(Protocol):
         ...
 
     def choose(self, heads: Heads) -> int:
-        """The queue whose head leaves; at least one has one."""
+        """The queue whose first entry leaves; any if all are empty."""
         ...
 
 
@@ -111,21 +111,22 @@ class SessionLRU:
         return _ORDINARY, node.last_access
 
     def wakes(self, node: Node, now: float) -> float | None:
-        times = [] if node.expires is None else [node.expires]
-        if node.due is not None:
-            times.append(_overdue(node))
-        return min((at for at in times if at > now), default=None)
+        expires = node.expires
+        if node.due is not None and now < (overdue := _overdue(node)):
+            return overdue if expires is None or not now < expires < overdue else expires
+        return expires if expires is not None and expires > now else None
 
     def choose(self, heads: Heads) -> int:
-        superseded, ordinary, idle, _active = heads.nodes
-        if superseded is not None:
+        if heads.first(_SUPERSEDED) is not None:
             return _SUPERSEDED
-        referenced = _ACTIVE if idle is None else _IDLE
-        held = heads.nodes[referenced]
-        if ordinary is None:
-            return referenced
-        few = heads.weights[_ORDINARY] < self.ordinary_share * heads.num_pages
-        if few and held is not None and held.last_access < ordinary.last_access:
+        ordinary = heads.first(_ORDINARY)
+        if ordinary is not None:
+            few = heads.weights[_ORDINARY] < self.ordinary_share * heads.num_pages
+            if not few:
+                return _ORDINARY
+        referenced = _ACTIVE if heads.first(_IDLE) is None else _IDLE
+        held = heads.first(referenced)
+        if ordinary is None or (held is not None and held.last_access < ordinary.last_access):
             return referenced
         return _ORDINARY
 
@@ -162,13 +163,14 @@ class EvictionOrder:
     """
 
     def __init__(self, policy: Policy, num_pages: int) -> None:
+        self.num_pages = num_pages
         self._policy = policy
-        self._num_pages = num_pages
         self._heaps: list[list[_Entry]] = [[] for _ in range(policy.num_queues)]
         self._timers: list[_Entry] = []
-        self._weights = [0] * policy.num_queues
+        self.weights = [0] * policy.num_queues
         self._changed: dict[Node, None] = {}
         self._ticket = itertools.count(1)
+        self._num_entries = 0  # at most, since the last time stale ones were thrown out
         self._compact_at = 1024
 
     def push(self, node: Node, now: float) -> None:
@@ -186,18 +188,17 @@ class EvictionOrder:
         """The node that should leave first; None when there is none."""
         self._expire(now)
         self._rank_changed(now)
-        heads = tuple(self._head(heap) for heap in self._heaps)
-        if all(head is None for head in heads):
-            return None
-        queue = self._policy.choose(Heads(heads, tuple(self._weights), self._num_pages))
-        node = heapq.heappop(self._heaps[queue])[2]
-        self._take_out(node)
+        queue = self._policy.choose(self)
+        node = self.first(queue)
+        if node is not None:
+            heapq.heappop(self._heaps[queue])
+            self._take_out(node)
         return node
 
     def _take_out(self, node: Node) -> None:
         node.stamp = 0
         if node.queue >= 0:
-            self._weights[node.queue] -= node.weight
+            self.weights[node.queue] -= node.weight
             node.queue = -1
 
     def _expire(self, now: float) -> None:
@@ -212,8 +213,9 @@ class EvictionOrder:
             self._take_out(node)
             if not node.generation and not node.is_root:
                 self._place(node, now)
+        self._num_entries += len(self._changed)
         self._changed.clear()
-        if sum(map(len, self._heaps)) + len(self._timers) > self._compact_at:
+        if self._num_entries > self._compact_at:
             self._compact()
 
     def _place(self, node: Node, now: float) -> None:
@@ -222,13 +224,15 @@ class EvictionOrder:
         for data in node.data.values():
             if data.tier == 1:
                 node.weight += data.num_slots
-        self._weights[queue] += node.weight
+        self.weights[queue] += node.weight
         heapq.heappush(self._heaps[queue], (key, node.stamp, node))
         wakes = self._policy.wakes(node, now)
         if wakes is not None:
             heapq.heappush(self._timers, (wakes, node.stamp, node))
 
-    def _head(self, heap: list[_Entry]) -> Node | None:
+    def first(self, queue: int) -> Node | None:
+        """The entry of a queue that would leave first."""
+        heap = self._heaps[queue]
         while heap:
             _, ticket, node = heap[0]
             if ticket == node.stamp:
@@ -241,7 +245,8 @@ class EvictionOrder:
         for heap in (*self._heaps, self._timers):
             heap[:] = [entry for entry in heap if entry[1] == entry[2].stamp]
             heapq.heapify(heap)
-        self._compact_at = max(1024, 2 * sum(map(len, self._heaps)))
+        self._num_entries = sum(map(len, self._heaps))
+        self._compact_at = max(1024, 2 * self._num_entries)
 
 
 _Entry = tuple[float, int, Node]

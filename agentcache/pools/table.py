@@ -125,6 +125,12 @@ class PageTable:
         before, self._skip = self._skip, max(self._skip, min(first - self._base, self._len))
         return self._log.pages[before : self._skip].copy()
 
+    def page_of(self, position: int) -> int:
+        """The page that holds a position."""
+        at = position // self.page_size - self._base
+        assert self._skip <= at < self._len, f"position {position} is not there"
+        return int(self._log.pages[at])
+
     def slice(self, start: int, stop: int) -> IntArray:
         """The pages that cover positions [start, stop)."""
         low = start // self.page_size - self._base

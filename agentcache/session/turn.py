@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,29 +62,40 @@ class MissReport:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MissReport:
-        """The inverse of `to_json`. Raises TypeError where fields are missing or unknown."""
-        message = values.get("message")
-        return cls(**{**values, "message": None if message is None else tuple(message)})
+        """The inverse of `to_json`. Raises TypeError where fields are missing or unknown, or have
+        values that mean nothing."""
+        report = cls(**values)
+        for name, types in _JSON_TYPES.items():
+            if not isinstance(getattr(report, name), types):
+                raise TypeError(f"{name} is {getattr(report, name)!r}")
+        if report.reason not in get_args(MissReason):
+            raise TypeError(f"reason is {report.reason!r}")
+        if report.message is None:
+            return report
+        if [type(part) for part in report.message] != [int, str]:
+            raise TypeError(f"message is {report.message!r}")
+        return replace(report, message=(*report.message,))
 
     def __str__(self) -> str:
         """The report in words.
 
         >>> report = MissReport(7, (2, "tool"), "diverged", None, 7, 4, "12:01", "12:02")
         >>> print(report)
-        The prompt leaves the session's history at token 7, in message 2 (tool): "12:01" was there,
-        "12:02" is now. The recurrent state is known up to token 4, the KV up to token 7.
+        The prompt leaves the session's history at token 7, in message 2 (tool): "12:01" was
+        there, "12:02" is now. The recurrent state is known up to token 4, the KV up to token 7.
         """
         parts = [self._why(), self._lens()]
         if self.fallback is not None:
             parts.append(f"The history was rendered as a whole: {self.fallback}.")
-        return textwrap.fill(" ".join(part for part in parts if part), 100)
+        text = " ".join(part for part in parts if part)
+        return textwrap.fill(text, 88, break_long_words=False, break_on_hyphens=False)
 
     def _why(self) -> str:
         where = f"token {self.at_token:,}"
         if self.message is not None:
             where += f", in message {self.message[0]} ({self.message[1]})"
         if self.reason == "diverged":
-            was, now = json.dumps(self.expected), json.dumps(self.got)
+            was, now = _quoted(self.expected), _quoted(self.got)
             return (
                 f"The prompt leaves the session's history at {where}: {was} was there, "
                 f"{now} is now."
@@ -93,24 +105,54 @@ class MissReport:
             return f"The prompt goes on from {where}, but what was kept there was evicted{at}."
         if self.reason == "new":
             return f"All that is known ends at {where}." if self.at_token else "Nothing is known."
-        lost = {
-            "no_checkpoint": "no checkpoint stands there",
-            "window_gap": "no window is whole there",
-        }
-        return f"The tokens are known up to {where}, but {lost.get(self.reason, self.reason)}."
+        return f"The tokens are known up to {where}, but {_LACKING[self.reason]}."
 
     def _lens(self) -> str:
         """How far each kind reaches, where they differ."""
         lens = {
-            "The recurrent state": self.state_len,
-            "the window": self.window_len,
-            "the KV": self.kv_len,
+            "the recurrent state": ("state", self.state_len),
+            "the window": ("swa", self.window_len),
+            "the KV": ("full", self.kv_len),
         }
-        told = {name: end for name, end in lens.items() if end or name != "the window"}
+        told = {
+            name: end for name, (kind, end) in lens.items() if end or kind == self.vetoed_by
+        }  # a kind that the model lacks reaches nowhere and vetoes nothing
         if len(set(told.values())) < 2:
             return ""
         known = ", ".join(f"{name} up to token {end:,}" for name, end in told.items())
-        return known.replace(" up to", " is known up to", 1) + "."
+        known = known.replace(" up to", " is known up to", 1)
+        return f"{known[0].upper()}{known[1:]}."
+
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "at_token": (int,),
+    "message": (list, NoneType),
+    "reason": (str,),
+    "vetoed_by": (str, NoneType),
+    "kv_len": (int,),
+    "state_len": (int,),
+    "expected": (str,),
+    "got": (str,),
+    "evicted_at": (int, float, NoneType),
+    "fallback": (str, NoneType),
+    "window_len": (int,),
+}
+
+_LACKING = {
+    "no_checkpoint": "no checkpoint stands there",
+    "window_gap": "no window is whole there",
+    "adapter": "under another adapter",
+    "fingerprint": "under another model",
+}
+"""By reason, what known tokens lack."""
+
+
+def _quoted(text: str) -> str:
+    """A text in quotes on one line, with escapes for what cannot be printed."""
+    if not text:
+        return "nothing"
+    inside = "".join(json.dumps(c, ensure_ascii=not c.isprintable())[1:-1] for c in text)
+    return f'"{inside}"'
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,13 @@ class LowerTier(Protocol):
     """2 for host memory, 3 for storage."""
 
     @property
+    def num_pages(self) -> int:
+        """Pages there is room for when it is empty."""
+        ...
+
+    @property
     def num_free(self) -> int:
-        """Pages there is room for."""
+        """Pages there is room for now."""
         ...
 
     def store(self, pages: IntArray) -> IntArray:
@@ -45,6 +50,7 @@ class CountingTier:
     tier = 2
 
     def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
         self._free = list(range(num_pages))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -128,7 +129,7 @@ class Node:
     @property
     def key(self) -> ChildKey:
         """What the node hangs under in its parent."""
-        first = int(self.tokens[0])
+        first: int = _first(self.raw)[0]
         return first if self.salt is None else (self.salt, first)
 
     @property
@@ -222,3 +223,5 @@ class Cursor:
 
 EMPTY_TOKENS: IntArray = np.empty(0, dtype=np.int32)
 NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
+
+_first = struct.Struct("=i").unpack_from

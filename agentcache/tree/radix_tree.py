@@ -159,8 +159,7 @@ class RadixTree:
             child = node.child(key)
             if child is None:
                 break
-            low, high = (depth - first) * _ITEM, (child.end - first) * _ITEM
-            if child.end <= stop and raw[low:high] == child.raw:
+            if child.end <= stop and raw.startswith(child.raw, (depth - first) * _ITEM):
                 node, depth = child, child.end
                 continue
             return child, depth + common_prefix_len(child.tokens, tokens[depth:stop])

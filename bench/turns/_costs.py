@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from _turns import NAMESPACE, ONE_SHOT_LEN, Agents, CacheServer, make_cache, num_pages, one_shots
-from benchkit.results import median
 
 from agentcache.types import Kind
 
@@ -39,7 +38,10 @@ def _session(
 def cold_match(
     kinds: Sequence[Kind], page: int, path_len: int, path_nodes: int
 ) -> dict[str, float]:
-    """A long prompt that comes without a mark: ms of the whole door, and of the match alone."""
+    """A long prompt that comes without a mark: ms of the whole door, and of the match alone.
+
+    The least of 21, as with the turns.
+    """
     cache, agents = _session(kinds, page, path_len, path_nodes)
     server, tokens = CacheServer(cache), np.empty(0, dtype=np.int32)
     turns = path_nodes // 2
@@ -61,8 +63,8 @@ def cold_match(
         cache.tree.match(cache.tree.root(NAMESPACE), prompt, len(prompt) - 1)
         match_s.append(thread_time() - begin)
     return {
-        "ms_per_turn_mean": 1000 * median(acquire_s),
-        "match_only_ms": 1000 * median(match_s),
+        "ms_per_turn_mean": 1000 * min(acquire_s),
+        "match_only_ms": 1000 * min(match_s),
         "num_nodes": found,
         "final_tokens": len(prompt),
     }

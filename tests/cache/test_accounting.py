@@ -88,7 +88,10 @@ def test_eviction_of_everything_idle_frees_exactly_the_evictable_pages(
     name: str, lower_pages: int
 ) -> None:
     for seed in range(6):
-        crowd, rng = crowd_of(name, seed, num_pages=80, lower_pages=lower_pages), random.Random(seed)
+        crowd, rng = (
+            crowd_of(name, seed, num_pages=80, lower_pages=lower_pages),
+            random.Random(seed),
+        )
         pages = crowd.cache.pools.pages
         for _ in range(3):
             wander(crowd, rng, 12)

@@ -174,7 +174,9 @@ def test_index_made_of_events_alone_predicts_every_boundary(name: str, lower_pag
     reused = [boundary for boundary, *_ in found if boundary]
     assert len(reused) > 50
     assert len(set(reused)) > 5
-    wanted = {"insert", "split", "file", "remove"} | ({"demote", "load_back"} if lower_pages else set())
+    wanted = {"insert", "split", "file", "remove"} | (
+        {"demote", "load_back"} if lower_pages else set()
+    )
     if name not in ("full", "state", "swa"):
         wanted.add("evict")
     assert wanted <= set(index.heard)

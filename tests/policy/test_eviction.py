@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from testkit.helpers import Forest, ids
 
 from agentcache.errors import ConfigError, UnknownPolicy
+from agentcache.policy.coverage import link
 from agentcache.policy.eviction import EvictionOrder, Heads, make_policy
 from agentcache.tree.node import Node, Residency
 from agentcache.types import Kind
@@ -242,6 +245,8 @@ def test_share_follows_what_happens_to_the_entries(how: str) -> None:
 def test_checkpoint_in_the_middle_leaves_by_the_hole_it_would_leave() -> None:
     forest = Forest()
     chain = [forest.add(ids(*range(end))) for end in (10, 20, 30, 34, 60)]
+    for each in chain:
+        link(each)
     for each in chain[:-1]:
         each.superseded = True
     # 30 leaves a hole from 20 to 34: the smallest, for what its depth is
@@ -281,8 +286,23 @@ class ByAccess:
     def rank(self, node: Node, now: float) -> tuple[int, float]:
         return 0, Counted(node.last_access)
 
+    def wakes(self, node: Node, now: float) -> None:
+        return None
+
     def choose(self, heads: Heads) -> int:
         return 0
+
+
+@dataclass
+class Known:
+    """Heads worked out elsewhere."""
+
+    nodes: list[Node | None]
+    weights: list[int]
+    num_pages: int
+
+    def first(self, queue: int) -> Node | None:
+        return self.nodes[queue]
 
 
 @pytest.mark.parametrize("pushes", [1, 3])
@@ -355,7 +375,7 @@ def test_order_agrees_with_a_list_that_is_ranked_anew_each_time(
             weights.append(sum(len(n.data[Kind.FULL].slots) for n in here))
         if not present:
             return None
-        return heads[rules.choose(Heads(tuple(heads), tuple(weights), num_pages))]
+        return heads[rules.choose(Known(heads, weights, num_pages))]
 
     for time, (what, which) in enumerate(steps):
         each = nodes[which]

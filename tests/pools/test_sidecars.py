@@ -288,9 +288,7 @@ def test_demoted_entries_come_back(page_size: int) -> None:
     assert serve(cache, np.append(tokens, ids(9)).astype(np.int32)).boundary == 280
 
 
-SIDECARS = st.lists(
-    st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 8, 32])), max_size=3
-).map(
+SIDECARS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 8, 32])), max_size=3).map(
     lambda drawn: tuple(
         SidecarSpec(f"side{idx}", (dim,), torch.float32, tokens=tokens)
         for idx, (dim, tokens) in enumerate(drawn)
@@ -309,9 +307,7 @@ def test_budget_pays_for_what_lies_beside_the_pages(
     least = refused.value.minimum_bytes
     beside = sum(spec.page_bytes(page_size) for spec in sidecars)
     budget = least + spare
-    sizes = divide_budget(
-        layout, STATE, budget_bytes=budget, page_size=page_size, max_running=4
-    )
+    sizes = divide_budget(layout, STATE, budget_bytes=budget, page_size=page_size, max_running=4)
     assert sizes.sidecar_bytes == beside
     page = sizes.page_bytes + beside
     assert budget - page < sizes.total_bytes <= budget

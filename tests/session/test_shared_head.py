@@ -1,4 +1,4 @@
-"""Heads that tenants share on purpose: the head and nothing after it, and nobody who did not ask."""
+"""Heads that tenants share on purpose: the head, nothing after it, and nobody who did not ask."""
 
 from __future__ import annotations
 

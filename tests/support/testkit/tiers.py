@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from agentcache.cache import HybridCache, Lease, OutOfPages
+from agentcache.clock import ManualClock
+from agentcache.metrics import Metrics
+from agentcache.policy.eviction import make_policy
+from agentcache.pools.base import PageAllocator, RowAllocator
+from agentcache.tree.check import check_tree
+from agentcache.tree.radix_tree import RadixTree
+from agentcache.types import IntArray, Kind
 from testkit.helpers import (
     NAMESPACE,
     Shadow,
@@ -18,15 +27,6 @@ from testkit.helpers import (
     tick,
     verify_prefix,
 )
-
-from agentcache.cache import HybridCache, Lease, OutOfPages
-from agentcache.clock import ManualClock
-from agentcache.metrics import Metrics
-from agentcache.policy.eviction import make_policy
-from agentcache.pools.base import PageAllocator, RowAllocator
-from agentcache.tree.check import check_tree
-from agentcache.tree.radix_tree import RadixTree
-from agentcache.types import IntArray, Kind
 
 if TYPE_CHECKING:
     import random
@@ -95,7 +95,10 @@ class TensorTier:
 
     def __init__(self, pools: TensorPools, num_pages: int) -> None:
         memories = [pools._arena, *pools._beside.values()]
-        self._pairs = [(memory, memory.new_empty(num_pages, memory.shape[1])) for memory in memories]
+        self._pairs = [
+            (memory, memory.new_empty(num_pages, memory.shape[1])) for memory in memories
+        ]
+        self.num_pages = num_pages
         self._free = list(range(num_pages))
 
     @property
@@ -432,6 +435,8 @@ class Crowd:
         """Everything idle is forgotten, on every tier."""
         self.cache.clear()
         self.check()
+        if self.cache.memory.lower is not None:
+            assert not lower_of(self.cache).kept
         kept = {id(node) for f in self.flights for node in self.cache.tree.path(f.lease.locked)}
         assert all(id(node) in kept for node in self.cache.tree.nodes())
 
