@@ -11,12 +11,12 @@ BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help install format check test test-slow test-gpu replay bench bench-replay bench-turns \
+.PHONY: help install format check test test-slow test-gpu replay bench bench-replay bench-turns bench-bookkeeping \
 	bench-policy bench-kernels \
 	examples docs changelog clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Create .venv with the pinned versions and this package in editable form
 
@@ -55,14 +55,17 @@ replay: $(STAMP) ## Replay the bundled agent runs through the embedded model, wi
 	@mkdir -p reports
 	$(BIN)/agentcache replay --verify 4 --cold 4 --json reports/replay.json --report reports/replay.html
 
-bench: bench-replay bench-turns bench-policy bench-kernels ## Run all benchmarks
+bench: bench-replay bench-turns bench-bookkeeping bench-policy bench-kernels ## Run all benchmarks
 
 bench-replay: $(STAMP) ## Hit rate and exactness over recorded runs
 	$(BIN)/python -P bench/replay/hit_rate.py $(ARGS)
 
-bench-turns: $(STAMP) ## Time to first token of a warm turn against a bare forward pass
+bench-turns: $(STAMP) ## What a turn costs: time to first token, bytes per decode step
 	$(BIN)/python -P bench/turns/ttft.py $(ARGS)
 	$(BIN)/python -P bench/turns/decode_bytes.py $(ARGS)
+
+bench-bookkeeping: $(STAMP) ## What tree and sessions cost a turn, from 1K to 200K tokens of history
+	$(BIN)/python -P bench/turns/bookkeeping.py $(ARGS)
 
 bench-policy: $(STAMP) ## Interleaved runs at a tenth of the need, with session references and without
 	$(BIN)/python -P bench/policy/interleaved.py $(ARGS)

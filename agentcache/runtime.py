@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agentcache.cache import HybridCache
@@ -225,7 +226,7 @@ class Runtime:
     def _stats(self) -> dict[str, Any]:
         cache, metrics = self._cache, self._metrics
         records = [record for record in self.registry if not record.closed]
-        nodes = sum(1 for _ in cache.tree.nodes())
+        entries = Counter(kind for node in cache.tree.nodes() for kind in node.data)
         leases = len(cache.leases)
         return {
             "bytes": self._bytes(),
@@ -237,7 +238,7 @@ class Runtime:
                 "open": len(records),
                 "tips": sum(len(record.tips()) for record in records),
             },
-            "entries": {"full": nodes, "state": cache.num_checkpoints},
+            "entries": {kind.value: entries[kind] for kind in Kind},
             "evictions": metrics.group("evictions"),
             "filed": metrics.group("filed"),
             "reused": metrics.group("reused"),
