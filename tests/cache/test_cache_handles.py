@@ -134,6 +134,13 @@ class Twins:
             assert descriptions[0] == descriptions[1]
             self.running.append((prompt, base, self.sides[0].leases[-1].boundary))
 
+    def join(self, which: int) -> None:
+        """A request for what another one is computing."""
+        if self.running:
+            prompt, base, _ = self.running[which % len(self.running)]
+            if self.each("acquire", prompt, base, 0, 99):
+                self.running.append((prompt, base, self.sides[0].leases[-1].boundary))
+
     def advance(self, which: int, num: int, file: bool) -> None:
         if not self.running:
             return
@@ -191,6 +198,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), WHICH, st.integers(0, 3), tokens(max_size=7), WHICH),
         st.tuples(st.just("begin"), WHICH, st.just(0), tokens(max_size=7), WHICH),
+        st.tuples(st.just("join"), WHICH),
         st.tuples(st.just("advance"), WHICH, st.integers(1, 6), st.booleans()),
         st.tuples(st.just("finish"), WHICH),
         st.tuples(st.just("finish"), WHICH),
@@ -302,6 +310,34 @@ def test_path_that_others_grew_again_is_read_where_it_lies_now() -> None:
     cache.release(blocker)
     use_up(cache)
     assert resumed(cache, ref, np.concatenate([prompt, span(90, 95)]), 18).boundary == 18
+
+
+def test_page_that_a_tip_had_copied_is_not_read_once_the_tip_is_gone() -> None:
+    cache = make_cache(num_pages=60, state_pages=0, policy="lru", shadow=True)
+    run_whole(cache, span(0, 6))
+    branches = [np.concatenate([span(0, 6), span(100 * n, 100 * n + 5)]) for n in (1, 2)]
+    leases = [cache.acquire(NAMESPACE, branch) for branch in branches]
+    assert leases[0].table.last != leases[1].table.last, "the second has a copy"
+    refs = []
+    for lease, branch in zip(reversed(leases), reversed(branches), strict=True):
+        tick(cache)
+        cache.reserve(lease, 11)
+        absorb(cache, lease, branch, 6, 11)
+        refs.append(finished(cache, lease, branch))
+    assert cache.evict_one()
+    assert [ref.frontier.alive for ref in refs] == [False, True]
+    use_up(cache)
+    for ref, branch, wanted in zip(refs, reversed(branches), (6, 11), strict=True):
+        longer = np.concatenate([branch, span(90, 95)])
+        assert resumed(cache, ref, longer, 11).boundary == wanted
+
+
+def run_whole(cache: HybridCache, sequence: IntArray) -> None:
+    """File a sequence of a session that nobody holds on to."""
+    lease = cache.acquire(NAMESPACE, sequence)
+    cache.reserve(lease, len(sequence))
+    absorb(cache, lease, sequence, lease.boundary, len(sequence))
+    cache.leave(finished(cache, lease, sequence))
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 4, 5, 9])

@@ -273,6 +273,24 @@ def test_use_counts_for_what_was_demoted_before() -> None:
     assert [boundaries(cache, mixed(s, [9]))[1] for s in (one, two, three)] == [8, 0, 8]
 
 
+def test_what_could_not_be_loaded_is_forgotten_in_its_turn() -> None:
+    """While it was to be loaded, room below was asked for, and it was not to be had for that."""
+    cache = make_tiered(num_pages=8, lower_pages=4)
+    serve(cache, span(0, 16))
+    demote_all(cache)
+    serve(cache, ids(50, 51))
+    other = hold_all_but(cache, 2)
+    lease = cache.acquire(NAMESPACE, span(0, 20))
+    assert (lease.boundary, cache.metrics.get("unloaded", "requests")) == (0, 1)
+    assert boundaries(cache, span(0, 20)) == (0, 16)
+    cache.release(lease)
+    cache.release(other)
+    serve(cache, ids(60, 61))
+    demote_all(cache)
+    assert boundaries(cache, span(0, 20)) == (0, 0)
+    assert boundaries(cache, ids(60, 61, 62)) == (0, 2)
+
+
 def test_inner_checkpoint_on_the_lower_tier_is_forgotten_alone() -> None:
     cache = make_tiered(lower_pages=7, state_pages=2)
     serve(cache, span(0, 4))
@@ -536,6 +554,7 @@ ASKS = st.builds(
     passing=st.lists(st.integers(1, 24), max_size=2).map(tuple),
     salt=st.sampled_from([None, None, 0, 2]),
     from_mark=st.booleans(),
+    limit=st.none() | st.integers(0, 20),
 )
 
 
@@ -549,9 +568,15 @@ class TierMachine(RuleBasedStateMachine):
         num_pages=st.sampled_from([10, 20, 40]),
         lower_pages=st.sampled_from([3, 10, 40]),
         policy=st.sampled_from(["lru", "session-lru"]),
+        min_gain=st.sampled_from([1, 1, 3]),
     )
     def start(
-        self, page_sizes: tuple[int, int], num_pages: int, lower_pages: int, policy: str
+        self,
+        page_sizes: tuple[int, int],
+        num_pages: int,
+        lower_pages: int,
+        policy: str,
+        min_gain: int,
     ) -> None:
         page_size, swa_page = page_sizes
         self.crowd = Crowd(
@@ -561,6 +586,7 @@ class TierMachine(RuleBasedStateMachine):
                 num_pages=num_pages,
                 lower_pages=lower_pages,
                 policy=policy,
+                min_gain=min_gain,
                 num_rows=3,
                 **self.composition,
             )

@@ -166,6 +166,52 @@ def test_reference_that_expired_is_an_ordinary_entry() -> None:
     assert drain(order, 5.0) == [expired, young, live]
 
 
+def expected(last_access: float, due: float, *, structural: bool = False) -> Node:
+    """The tip of a session whose turns came at even gaps so far."""
+    made = node(last_access, refs=1, expires=1000.0)
+    made.due, made.structural = due, structural
+    return made
+
+
+def test_tips_of_sessions_that_take_turns_leave_last_and_the_one_expected_last_first() -> None:
+    order = order_of("session-lru")
+    soon, late, once = expected(5, due=12.0), expected(4, due=18.0), node(6, refs=1)
+    ordinary = node(9)
+    for each in (soon, late, once, ordinary):
+        order.push(each, 0.0)
+    assert drain(order, 10.0) == [ordinary, once, late, soon]
+
+
+def test_session_that_stays_away_for_several_of_its_gaps_is_no_longer_expected() -> None:
+    away, once, back = expected(4, due=6.0), node(5, refs=1), expected(4, due=20.0)
+
+    def left(now: float) -> list[Node]:
+        order = order_of("session-lru")
+        for each in (away, once, back):
+            order.push(each, 7.0)
+        return drain(order, now)
+
+    assert left(9.9) == [once, back, away]
+    assert left(10.0) == [away, once, back]
+
+
+def test_reference_expires_though_its_session_is_expected() -> None:
+    order = order_of("session-lru")
+    tip, ordinary = expected(4, due=900.0), node(5)
+    tip.expires = 30.0
+    for each in (tip, ordinary):
+        order.push(each, 7.0)
+    assert drain(order, 30.0) == [tip, ordinary]
+
+
+def test_shared_boundary_above_live_tips_leaves_after_them() -> None:
+    order = order_of("session-lru")
+    head, tip = expected(1, due=2.0, structural=True), expected(4, due=20.0)
+    for each in (head, tip):
+        order.push(each, 7.0)
+    assert drain(order, 7.0) == [tip, head]
+
+
 def test_reference_without_a_time_never_expires() -> None:
     order = order_of("session-lru")
     forever, idle = node(1, refs=1), node(2)
@@ -347,11 +393,10 @@ def test_one_pop_among_many_that_have_not_expired_looks_at_none_of_them() -> Non
     assert asked == 2010, "those whose time has passed, and no others"
 
 
+WHAT = ["touch", "refs", "supersede", "expire", "due", "structure", "grow", "remove", "leave"]
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from(
-            ["touch", "refs", "supersede", "expire", "grow", "remove", "leave", "wait", "pop"]
-        ),
+        st.sampled_from([*WHAT, "wait", "pop"]),
         st.integers(0, 5),
     ),
     max_size=40,
@@ -401,6 +446,10 @@ def test_order_agrees_with_a_list_that_is_ranked_anew_each_time(
             each.superseded = not each.superseded
         elif what == "expire":
             each.expires = now + which
+        elif what == "due":
+            each.due = now + which
+        elif what == "structure":
+            each.structural = not each.structural
         elif what == "grow":
             hold_pages(each, which)
         else:

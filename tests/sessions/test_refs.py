@@ -156,7 +156,7 @@ def test_boundary_that_the_turn_added_is_held_from_then_on() -> None:
 def test_forks_share_what_lies_above_them_and_the_last_to_go_releases_it_once() -> None:
     marks, (forest, top, middle, leaf) = Marks(), shared_chain()
     parent = marks.refs.hold(leaf)
-    forks = [marks.refs.hold(leaf, after=parent) for _ in range(3)]
+    forks = [marks.refs.hold_again(parent) for _ in range(3)]
     assert (top.refs, middle.refs, leaf.refs) == (1, 1, 4)
     branch = forest.add(ids(1, 2, 3, 4, 9))
     moved = marks.refs.hold(branch, after=forks[0])
@@ -195,7 +195,7 @@ def test_mark_is_held_again_at_what_is_left_when_its_frontier_was_evicted() -> N
     marks, (forest, top, middle, leaf) = Marks(), shared_chain()
     ref = marks.refs.hold(leaf)
     forest.tree.remove_leaf(leaf, now=1.0)
-    again = marks.refs.hold(ref.frontier.living(), after=ref)
+    again = marks.refs.hold_again(ref)
     assert again.frontier.node is middle
     marks.refs.leave(ref)
     assert (top.refs, middle.refs) == (1, 1)
@@ -213,7 +213,7 @@ def test_mark_of_a_tree_that_was_emptied_stands_at_the_root() -> None:
     ref = marks.refs.hold(leaf)
     for node in (leaf, middle, top):
         forest.tree.remove_leaf(node, now=1.0)
-    again = marks.refs.hold(ref.frontier.living(), after=ref)
+    again = marks.refs.hold_again(ref)
     assert again.frontier.node is forest.root
     marks.refs.leave_all([ref, again])
     assert forest.root.refs == 0
@@ -274,7 +274,8 @@ def test_fork_touches_nothing_of_the_trajectory_above_it(monkeypatch: pytest.Mon
             marks.refs.leave(before)
     visits = Visits(monkeypatch)
     marks.reordered.clear()
-    fork = marks.refs.hold(node, after=ref)
+    assert ref is not None
+    fork = marks.refs.hold_again(ref)
     assert visits.count <= 3
     assert marks.reordered == [node]
     marks.refs.leave(fork)
@@ -291,6 +292,34 @@ def test_mark_counts_until_its_session_was_idle_for_too_long() -> None:
     assert top.expires == middle.expires == leaf.expires == 5020.0
     marks.refs.leave(ref)
     assert top.expires is middle.expires is leaf.expires is None
+
+
+def test_session_is_expected_back_after_the_gap_that_its_turns_had() -> None:
+    marks, (forest, top, middle, leaf) = Marks(), chain()
+    first = marks.refs.hold(top, now=100.0)
+    assert (first.gap, top.due) == (None, None), "nobody knows after one turn"
+    second = marks.refs.hold(middle, after=first, now=140.0)
+    assert (second.gap, middle.due) == (40.0, 180.0)
+    third = marks.refs.hold(leaf, after=second, now=160.0)
+    assert (third.gap, leaf.due) == (30.0, 190.0), "later gaps count for more"
+    fork = marks.refs.hold_again(third, now=175.0)
+    assert (fork.gap, leaf.due) == (30.0, 190.0), "to fork is no turn"
+    further = marks.refs.hold(forest.add(ids(1, 2, 3, 4, 5, 6, 7)), after=fork, now=195.0)
+    assert further.gap == 25.0
+    for ref in (second, third, fork):
+        marks.refs.leave(ref)
+    assert middle.due is leaf.due is None
+    assert further.frontier.node.due == 220.0
+
+
+def test_session_says_itself_when_it_will_be_back() -> None:
+    marks, (_, _, _, leaf) = Marks(), chain()
+    first, second = marks.refs.hold(leaf), marks.refs.hold(leaf)
+    marks.refs.expect(first, 10.0, 60.0, due=40.0)
+    assert leaf.due == 40.0
+    marks.refs.expect(second, 11.0, 20.0, due=21.0)
+    assert leaf.due == 21.0, "where several stand, the earliest"
+    assert leaf.expires == 600.0
 
 
 def test_longest_time_holds_where_several_tips_stand() -> None:
@@ -319,24 +348,26 @@ def test_time_is_told_to_the_order_and_a_mark_that_was_left_has_none() -> None:
     assert leaf.expires is None
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 40, 160, 290])), max_size=40))
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([1, 40, 160, 290])), max_size=40))
 def test_shared_boundaries_outlast_every_session_that_keeps_taking_turns(
     turns: list[tuple[int, int]],
 ) -> None:
-    """Three sessions whose paths part at three depths; a boundary is worth what its users are."""
+    """Three sessions part from one path below its boundaries, three stand right on those."""
     marks, forest, now = Marks(), Forest(), 0.0
     heads = [forest.add(ids(*range(4 * depth))) for depth in (1, 2, 3)]
     for head in heads:
         head.structural = True
     paths = [[*range(4 * depth), 100 * depth] for depth in (1, 2, 3)]
+    paths += [[*range(4 * depth)] for depth in (1, 2, 3)]
     refs = [marks.refs.hold(forest.add(array(path)), now=now) for path in paths]
     for which, seconds in turns:
         now += seconds
-        paths[which].append(7)
+        if which < 3:
+            paths[which].append(7)
         before = refs[which]
         refs[which] = marks.refs.hold(forest.add(array(paths[which])), after=before, now=now)
         marks.refs.leave(before)
-        for above in heads[: which + 1]:
+        for above in heads[: which % 3 + 1]:
             assert above.expires is not None
             assert above.expires - now >= 300.0, "less than half of its patience is left"
 
@@ -346,7 +377,7 @@ class World:
 
     def __init__(self) -> None:
         self.forest = Forest(3)
-        self.told: dict[Node, tuple[bool, bool, float | None]] = {}
+        self.told: dict[Node, tuple[Any, ...]] = {}
         self.refs = References(self.tell, patience_s=10.0)
         self.held: list[tuple[list[int], SessionRef]] = []
         self.left: list[SessionRef] = []
@@ -355,8 +386,8 @@ class World:
     def tell(self, node: Node) -> None:
         self.told[node] = self.place(node)
 
-    def place(self, node: Node) -> tuple[bool, bool, float | None]:
-        return node.refs > 0, node.superseded, node.expires
+    def place(self, node: Node) -> tuple[Any, ...]:
+        return node.refs > 0, node.superseded, node.expires, node.due
 
     def turn(self, which: int, tokens: list[int], structural: int) -> None:
         """A session goes on; without one, a new one begins. `structural` picks a node's mark."""
@@ -390,6 +421,9 @@ class World:
         if self.held:
             path, after = self.held[which % len(self.held)]
             node = after.frontier.living()
+            if up == 0:
+                self.held.append((path[: node.end], self.refs.hold_again(after, self.now)))
+                return
             for _ in range(up):
                 node = node.parent or node
             self.stand(path[: node.end], node, [], after)
@@ -411,7 +445,8 @@ class World:
     def wait(self, which: int, seconds: float) -> None:
         self.now += seconds
         if self.held:
-            self.refs.expect(self.held[which % len(self.held)][1], self.now, 2 * seconds)
+            ref = self.held[which % len(self.held)][1]
+            self.refs.expect(ref, self.now, 2 * seconds, due=self.now + seconds)
 
     def check(self) -> None:
         refs: Counter[Node] = Counter()
@@ -433,7 +468,7 @@ class World:
         for node in (self.forest.root, *self.forest.tree.nodes()):
             assert node.refs == refs[node], f"{node}: {refs[node]} counted"
             assert not (node.refs and node.superseded)
-            nothing = (False, False, None)
+            nothing = (False, False, None, None)
             assert self.told.get(node, nothing) == self.place(node), f"{node} moved in silence"
 
 

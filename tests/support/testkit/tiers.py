@@ -132,6 +132,7 @@ def make_tiered(
     kv: bool = True,
     window: int = 0,
     swa_page: int = 0,
+    min_gain: int = 1,
     events: Events | None = None,
 ) -> HybridCache:
     """A cache over `Shadow` pools above a `ShadowTier`; without one where `lower_pages` is 0."""
@@ -143,6 +144,7 @@ def make_tiered(
         make_policy(policy),
         ManualClock(),
         Metrics(),
+        min_gain=min_gain,
         events=events,
         lower=ShadowTier(pools, lower_pages) if lower_pages else None,
     )
@@ -298,6 +300,7 @@ class Ask:
     """What a request asks for, in numbers that mean something in any state of the crowd.
 
     tip: whose tokens it goes on from; `cut` of them are left out. salt: offset into the new tokens.
+    limit: the longest boundary allowed.
     """
 
     new: tuple[int, ...]
@@ -308,6 +311,7 @@ class Ask:
     passing: tuple[int, ...] = ()
     salt: int | None = None
     from_mark: bool = True
+    limit: int | None = None
 
 
 MAX_LEN = 30
@@ -334,12 +338,14 @@ class Crowd:
         if ask.salt is not None and ask.salt < len(ask.new):
             salts = (*salts, (len(old) + ask.salt, SALT))
         tokens = np.concatenate([old, ids(*ask.new)])
+        prompt = tokens[: max(len(old) + 1, len(tokens) - ask.reply_len)]
         marked = base is not None and ask.from_mark
         tick(self.cache)
         try:
             lease = self.cache.acquire(
                 NAMESPACE,
-                tokens[: len(tokens) - ask.reply_len] if ask.reply_len < len(ask.new) else tokens,
+                prompt,
+                limit=None if ask.limit is None else ask.limit % len(prompt),
                 structural=ask.structural,
                 passing=ask.passing,
                 salts=salts,
@@ -485,6 +491,7 @@ def random_ask(rng: random.Random) -> Ask:
         passing=tuple(rng.randint(1, 30) for _ in range(rng.randint(0, 2))),
         salt=rng.choice([None, None, 0, 2]),
         from_mark=rng.random() < 0.7,
+        limit=rng.choice([None, None, None, rng.randint(0, 20)]),
     )
 
 
