@@ -186,9 +186,10 @@ def test_session_that_stays_away_for_several_of_its_gaps_is_no_longer_expected()
     away, once, back = expected(4, due=6.0), node(5, refs=1), expected(4, due=20.0)
 
     def left(now: float) -> list[Node]:
-        order = order_of("session-lru")
-        for each in (away, once, back):
+        order, ordinary = order_of("session-lru"), node(9)
+        for each in (away, once, back, ordinary):
             order.push(each, 7.0)
+        assert order.pop(7.0) is ordinary
         return drain(order, now)
 
     assert left(9.9) == [once, back, away]
@@ -197,10 +198,11 @@ def test_session_that_stays_away_for_several_of_its_gaps_is_no_longer_expected()
 
 def test_reference_expires_though_its_session_is_expected() -> None:
     order = order_of("session-lru")
-    tip, ordinary = expected(4, due=900.0), node(5)
+    tip, first, ordinary = expected(4, due=900.0), node(1), node(5)
     tip.expires = 30.0
-    for each in (tip, ordinary):
+    for each in (tip, first, ordinary):
         order.push(each, 7.0)
+    assert order.pop(29.9) is first
     assert drain(order, 30.0) == [tip, ordinary]
 
 
