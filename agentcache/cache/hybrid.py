@@ -34,7 +34,7 @@ from agentcache.pools.table import PageTable
 from agentcache.sessions.refs import References, SessionRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from agentcache.clock import Clock
     from agentcache.metrics import Metrics
@@ -138,14 +138,17 @@ class HybridCache:
             committed_len=match.boundary,
             reserved_len=match.boundary,
         )
+        claimed: list[tuple[int, int]] = []
         try:
             self._load(match.node, row)  # first of all: a lock does not keep the checkpoint
             self._take_windows(lease, match.node)
             self._touch(match.node)
             self._take_table(lease, start, after)
-            for rule in self._windows:
-                self._enter(lease, rule.kind, lease.windows[rule.kind])
+            for kind, table in self._tables(lease):
+                self._enter(lease, kind, table, claimed)
         except BaseException:
+            for page, offset in claimed:  # the rest of those pages is for the next to claim
+                self.pools.pages.disclaim(page, offset)
             self._give_back(lease)
             raise
         self.leases.add(lease)
@@ -192,7 +195,12 @@ class HybridCache:
             table = memo.table.prefix(min(start.end, lease.boundary) // size)
         table.extend(self._path_pages(lease.locked, kind, len(table), stop))
         lease.table = table
-        self._enter(lease, kind, table)
+
+    def _tables(self, lease: Lease) -> Iterator[tuple[str, PageTable]]:
+        """Kind and pages of each kind of KV that the request reads and writes."""
+        if self._edge is not None:
+            yield self._edge.kind, lease.table
+        yield from lease.windows.items()
 
     def _path_pages(self, node: Node, kind: str, first: int, stop: int) -> IntArray:
         """Pages [first, stop) of the path to a node."""
@@ -211,7 +219,9 @@ class HybridCache:
         parts.reverse()
         return np.frombuffer(b"".join(parts), dtype=np.int32)
 
-    def _enter(self, lease: Lease, kind: str, table: PageTable) -> None:
+    def _enter(
+        self, lease: Lease, kind: str, table: PageTable, claimed: list[tuple[int, int]]
+    ) -> None:
         """Make the page in which the boundary lies ready to be written from there on.
 
         The rest of that page is claimed where nobody has written it, else the page is copied.
@@ -222,6 +232,7 @@ class HybridCache:
         tail = table.last
         is_edge = table is lease.table
         if self.pools.pages.claim(tail, offset):
+            claimed.append((tail, offset))
             if is_edge:
                 self._own(lease, np.array([tail], dtype=np.int32))
             else:
@@ -259,17 +270,17 @@ class HybridCache:
         """
         self._check(lease)
         self._trim(lease)
-        if self._edge is not None:
-            missing = -(-length // self._edge.page_size) - len(lease.table)
-            if missing > 0:
-                pages = self.memory.alloc(self._edge.kind, missing, lease.table.last)
-                lease.table.extend(pages)
-                self._own(lease, pages)
-        for rule in self._windows:
-            table = lease.windows[rule.kind]
-            missing = -(-length // rule.page_size) - len(table)
-            if missing > 0:
-                table.extend(self.memory.alloc(rule.kind, missing, table.last))
+        tables = dict(self._tables(lease))
+        missing = {
+            kind: -(-length // table.page_size) - len(table) for kind, table in tables.items()
+        }
+        self.memory.make_room(sum(num for num in missing.values() if num > 0))
+        for kind, num in missing.items():
+            if num > 0:
+                pages = self.memory.alloc(kind, num, tables[kind].last)
+                tables[kind].extend(pages)
+                if tables[kind] is lease.table:
+                    self._own(lease, pages)
         lease.reserved_len = max(lease.reserved_len, length)
 
     def _trim(self, lease: Lease) -> None:
@@ -414,8 +425,7 @@ class HybridCache:
     def _give_up_tails(self, lease: Lease) -> None:
         """Let the next turn go on inside the page where this one's filed tokens end."""
         end = lease.committed_len
-        tables = [lease.table] if self._edge is not None else []
-        for table in (*tables, *lease.windows.values()):
+        for _, table in self._tables(lease):
             if end % table.page_size and end // table.page_size >= table.first:
                 self.pools.pages.disclaim(table.page_of(end - 1), end % table.page_size)
         if self._edge is not None:  # what was reserved beyond is no part of the trajectory

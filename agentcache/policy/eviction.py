@@ -7,7 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Protocol
 
 from agentcache.errors import UnknownPolicy
-from agentcache.policy.coverage import spacing
+from agentcache.policy.coverage import is_checkpoint, spacing
 from agentcache.tree.node import Node
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class SessionLRU:
                 return _ACTIVE, -node.due
             return _IDLE, node.last_access
         if node.superseded and node.refs == 0:
-            return _SUPERSEDED, -1.0 if node.is_leaf else spacing(node)
+            if node.is_leaf or not is_checkpoint(node):  # of the latter nothing can be taken
+                return _SUPERSEDED, -1.0
+            return _SUPERSEDED, spacing(node)
         return _ORDINARY, node.last_access
 
     def wakes(self, node: Node, now: float) -> float | None:

@@ -21,6 +21,7 @@ from testkit.tiers import (
     COMPOSITIONS,
     Ask,
     Crowd,
+    check_content,
     check_tiers,
     demote_all,
     lower_of,
@@ -36,6 +37,7 @@ from agentcache.types import Kind, Vote
 
 if TYPE_CHECKING:
     from agentcache.cache import HybridCache, Lease
+    from agentcache.tree.node import Node
     from agentcache.types import IntArray
 
 
@@ -59,6 +61,12 @@ def hold_all_but(cache: HybridCache, num_free: int) -> Lease:
     while cache.pools.pages.num_free > num_free:
         cache.reserve(lease, lease.reserved_len + 4)
     return lease
+
+
+def lose(cache: HybridCache, node: Node, kind: str) -> None:
+    """Data of one kind is gone, wherever it lay."""
+    cache.memory._drop(node, kind)
+    check_content(cache)
 
 
 def test_nodes_are_demoted_from_the_bottom_up() -> None:
@@ -169,19 +177,20 @@ def test_resident_boundary_needs_no_load_however_much_is_below() -> None:
 @pytest.mark.parametrize("name", ["full", "full-state", "full-swa", "full-swa-state"])
 def test_load_back_that_does_not_fit_leaves_the_boundary_on_the_device(name: str) -> None:
     cache = make_tiered(num_pages=40, **COMPOSITIONS[name])
-    serve(cache, span(0, 8))
-    serve(cache, span(0, 48))
-    below = node_at(cache, span(0, 48))
+    for length in (8, 28, 48):
+        serve(cache, span(0, length))
+    below = [node_at(cache, span(0, length)) for length in (28, 48)]
     demote_all(cache)
     cache.release(cache.acquire(NAMESPACE, span(0, 9)))
     assert boundaries(cache, span(0, 50)) == (8, 48)
     other = hold_all_but(cache, 9)
-    lease = cache.acquire(NAMESPACE, span(0, 50))  # asks for the ten pages of 8 to 48 at least
+    lease = cache.acquire(NAMESPACE, span(0, 50))  # five pages up to 28, and as many to 48
     check_tiers(cache)
     assert lease.boundary == 8
     verify_prefix(cache, lease, span(0, 50), 8)
     assert cache.metrics.get("unloaded", "requests") == 1
-    assert set(tiers_of(below).values()) == {2}, "nothing of it was loaded in vain"
+    for node in below:
+        assert set(tiers_of(node).values()) == {2}, "nothing was loaded in vain"
     cache.release(lease)
     cache.release(other)
     assert serve(cache, span(0, 50)).boundary == 48
@@ -204,6 +213,27 @@ def test_load_back_does_not_cost_the_boundary_that_it_would_replace() -> None:
     check_tiers(cache)
 
 
+def test_boundary_that_was_kept_during_a_load_may_leave_after_it() -> None:
+    cache = make_tiered(num_pages=14, state_pages=2, policy="lru")
+    for length in (8, 16, 24):
+        serve(cache, span(0, length))
+    upper, end = node_at(cache, span(0, 8)), node_at(cache, span(0, 24))
+    for _ in range(3):  # the checkpoints of 8 and 16, and all of 24
+        assert cache.evict_one()
+    cache.release(cache.acquire(NAMESPACE, span(0, 9)))
+    assert boundaries(cache, span(0, 30)) == (8, 24)
+    serve(cache, ids(50, 51))
+    other = hold_all_but(cache, 3)
+    lease = cache.acquire(NAMESPACE, span(0, 30))  # four pages: those of 50, 51 go for it
+    assert lease.boundary == 24
+    assert set(tiers_of(end).values()) == {1}
+    assert tiers_of(upper)[Kind.STATE] == 1
+    demote_all(cache)
+    assert tiers_of(upper)[Kind.STATE] == 2
+    cache.release(lease)
+    cache.release(other)
+
+
 def test_state_of_the_device_gone_and_tokens_on_two_tiers_is_the_same_as_cold() -> None:
     """Half of a prompt's KV on the device, the whole on two tiers, and no state that fits."""
     cache = make_tiered(state_pages=1)
@@ -213,10 +243,8 @@ def test_state_of_the_device_gone_and_tokens_on_two_tiers_is_the_same_as_cold() 
     while tiers_of(whole)[Kind.FULL] == 1:
         assert cache.evict_one()
     assert tiers_of(half) == {Kind.FULL: 1, Kind.STATE: 2}
-    for node in (half, whole):  # the states are lost on the way
-        data = node.data.pop(Kind.STATE)
-        lower_of(cache).free(data.slots)
-        cache.memory.num_checkpoints -= 1
+    for node in (half, whole):
+        lose(cache, node, Kind.STATE)
     assert boundaries(cache, span(0, 18)) == (0, 0)
     match = cache.tree.match(cache.tree.root(NAMESPACE), span(0, 18), 17)
     assert match.known_len == 16
@@ -234,16 +262,28 @@ def test_state_is_never_taken_from_another_position_than_its_kv() -> None:
     prompt = span(0, 16)
     serve(cache, prompt, structural=(8,))
     half, whole = node_at(cache, prompt[:8]), node_at(cache, prompt)
-    while tiers_of(half)[Kind.STATE] == 1:
-        assert cache.evict_one()
-    lower = lower_of(cache)
     while tiers_of(whole)[Kind.STATE] == 1:
         assert cache.evict_one()
-    lower.free(whole.data.pop(Kind.STATE).slots)
-    cache.memory.num_checkpoints -= 1
+    assert tiers_of(half)[Kind.STATE] == 2
+    lose(cache, whole, Kind.STATE)
     lease = cache.acquire(NAMESPACE, span(0, 18))
     assert lease.boundary == 8
     verify_prefix(cache, lease, span(0, 18), 8)
+    cache.release(lease)
+
+
+@pytest.mark.parametrize("kind", [Kind.SWA, Kind.STATE])
+@pytest.mark.parametrize("demoted", [0, 2, 4])
+def test_boundary_that_lacks_a_kind_is_none_whatever_lies_where(kind: str, demoted: int) -> None:
+    cache = make_tiered(window=5, state_pages=1)
+    serve(cache, span(0, 12), structural=(6,))
+    for _ in range(demoted):
+        cache.evict_one()
+    lose(cache, node_at(cache, span(0, 12)), kind)
+    assert boundaries(cache, span(0, 14))[1] == 6
+    lease = cache.acquire(NAMESPACE, span(0, 14))
+    assert lease.boundary == 6
+    verify_prefix(cache, lease, span(0, 14), 6)
     cache.release(lease)
 
 
@@ -373,8 +413,8 @@ def test_entry_larger_than_the_lower_tier_costs_nobody_his_place_there() -> None
 
 
 def test_order_on_the_lower_tier_stays_small_over_many_moves() -> None:
-    cache = make_tiered(num_pages=8, lower_pages=8)
-    for turn in range(700):
+    cache = make_tiered(num_pages=8, lower_pages=16)
+    for turn in range(1200):
         tokens = span(10 * (turn % 3), 10 * (turn % 3) + 9)
         tick(cache)
         lease = cache.acquire(NAMESPACE, tokens)
@@ -478,6 +518,27 @@ def test_slot_of_both_parts_of_a_split_is_free_when_both_have_left_it(
     cache.clear()
     check_tiers(cache)
     assert not lower_of(cache).kept
+
+
+@pytest.mark.parametrize("name", ["full-swa", "swa"])
+def test_window_of_the_upper_part_of_a_split_can_be_forgotten(name: str) -> None:
+    """Also while requests run on all that goes on from it."""
+    cache = make_tiered(window=20, kv=name != "swa")
+    serve(cache, span(0, 15))
+    demote_all(cache)
+    branch = mixed(range(6), [50, 51])
+    one = cache.acquire(NAMESPACE, branch, limit=0)
+    cache.reserve(one, 8)
+    absorb(cache, one, branch, 0, 8)
+    assert cache.commit(one, branch, 8, one.row)
+    two = cache.acquire(NAMESPACE, span(0, 16))
+    assert two.boundary == 15
+    assert tiers_of(node_at(cache, span(0, 6)))[Kind.SWA] == 2
+    cache.clear()
+    check_tiers(cache)
+    assert not lower_of(cache).kept
+    cache.release(one)
+    cache.release(two)
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
