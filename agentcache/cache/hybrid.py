@@ -309,9 +309,9 @@ class HybridCache:
             return length == node.end and self.tree.is_boundary(node)
         begun = lease.frontier
         inserted = self.tree.insert(begun, tokens, length, lease.salts)
-        self._note_known(lease, begun, inserted)
         for split in inserted.splits:
             self._note_split(split)
+        self._note_known(lease, begun, inserted)
         for created in inserted.created:
             self._note_insert(created, lease.session)
             self._file_edge(created, lease)
@@ -332,8 +332,7 @@ class HybridCache:
     def _note_split(self, split: Split) -> None:
         """Count the new holder of shared pages, and tell listeners."""
         upper, lower = split.upper, split.lower
-        for _, pages in split.shared:
-            self.pools.pages.incref(pages)
+        self.memory.share(split)
         if self.events.active:
             self.events.emit(Event("split", key=lower.id, parent=upper.id, boundary=upper.end))
             for kind in upper.data:
@@ -360,11 +359,17 @@ class HybridCache:
         )
 
     def _note_known(self, lease: Lease, begun: Node, inserted: Inserted) -> None:
-        """Note from where on the tree had KV of its own for what was just filed."""
+        """Note from where on the tree had KV of its own for what was just filed.
+
+        Where that lies on a lower tier, the request's own takes its place.
+        """
         node: Node | None = inserted.node
         while node is not None and node is not begun:
             if node not in inserted.created:
                 lease.published_len = min(lease.published_len, max(node.start, lease.boundary))
+                if self._edge is not None and node.data[self._edge.kind].tier > 1:
+                    pages = lease.table.slice(node.start, node.end)
+                    self.memory.replace(node, self._edge.kind, pages)
             node = node.parent
 
     def _file_edge(self, node: Node, lease: Lease) -> None:
@@ -377,8 +382,13 @@ class HybridCache:
 
     def _file_windows(self, node: Node, lease: Lease) -> None:
         for rule in self._windows:
-            if rule.kind not in node.data:
-                pages = lease.windows[rule.kind].slice(rule.reach(node.end), node.end)
+            data = node.data.get(rule.kind)
+            if data is not None and data.tier == 1:
+                continue
+            pages = lease.windows[rule.kind].slice(rule.reach(node.end), node.end)
+            if data is not None:
+                self.memory.replace(node, rule.kind, pages)
+            else:
                 self.pools.pages.incref(pages)
                 self.tree.commit(node, rule.kind, pages)
                 self.metrics.add("filed", rule.kind)
@@ -386,7 +396,7 @@ class HybridCache:
 
     def _file_snapshot(self, node: Node, lease: Lease, row: int) -> bool:
         rule = self._snapshot
-        if rule is None or rule.kind in node.data:
+        if rule is None or (rule.kind in node.data and node.data[rule.kind].tier == 1):
             return True
         try:
             pages = self.memory.alloc_scattered(rule.kind, self.pools.state_pages)
@@ -394,6 +404,10 @@ class HybridCache:
             self.metrics.add("unfiled", rule.kind)
             return False
         self.memory.fill(rule.kind, pages, lambda: self.pools.save_state(row, pages))
+        if rule.kind in node.data:
+            self.memory.replace(node, rule.kind, pages)
+            self.memory.give_back(rule.kind, pages)  # the node holds them now
+            return True
         self.tree.commit(node, rule.kind, pages)
         self.memory.num_checkpoints += 1
         self.metrics.add("filed", rule.kind)

@@ -152,6 +152,7 @@ class Memory:
                 return True
             if self._take_checkpoint(node, lower):
                 return True
+            self._order.shelve(node, self._clock.now())
         return False
 
     def _is_bottom(self, node: Node) -> bool:
@@ -170,9 +171,10 @@ class Memory:
             found.extend(above.children.values())
         for leaf in reversed(found):
             if leaf.generation == 0:  # else it was of no use any more, and left with one below it
-                for kind in leaf.data:
+                freed = self.tree.remove_leaf(leaf, self._clock.now())
+                for kind, _ in freed.data:
                     self.metrics.add("evictions", kind)
-                self._apply(self.tree.remove_leaf(leaf, self._clock.now()))
+                self._apply(freed)
 
     def _take_checkpoint(self, node: Node, lower: LowerTier | None) -> bool:
         """Take what makes a node that has to stay a boundary: all of it, since none is of use
@@ -250,14 +252,6 @@ class Memory:
             else:
                 self._shared.update(slots.tolist())
         self._demoted.push(split.upper)
-
-    def supersede(self, node: Node, kind: str) -> None:
-        """Give up what the lower tier has of a node's data, which is about to be filed anew."""
-        data = self.tree.rule(kind).evict(node)
-        if data is not None:
-            assert data.tier > 1, f"{node} has its {kind} data on the device"
-            self._free(kind, data)
-            self._moved(node)
 
     def _is_snapshot(self, kind: str) -> bool:
         return isinstance(self.tree.rule(kind), SnapshotComponent)
@@ -347,6 +341,15 @@ class Memory:
         self._give_back_below(data.slots)
         node.data[kind] = Residency(pages, data.start)
         self.metrics.add("loads", kind)
+        self._moved(node)
+        self.note("load_back", node, kind)
+
+    def replace(self, node: Node, kind: str, pages: IntArray) -> None:
+        """Put pages of the device, which somebody has just filled, in place of what lies below."""
+        data = node.data[kind]
+        self._give_back_below(data.slots)
+        self.pools.pages.incref(pages)
+        node.data[kind] = Residency(pages, data.start)
         self._moved(node)
         self.note("load_back", node, kind)
 

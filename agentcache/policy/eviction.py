@@ -82,7 +82,7 @@ class SessionLRU:
     3. tips of sessions of which nobody knows when they will be back: least recently used first;
     4. tips of sessions that take turns: whoever is expected back last leaves first, for where
        sessions take turns in a round, the one used longest ago comes next. Shared boundaries above
-       live tips leave after those, least recently used first.
+       such tips leave after those, least recently used first.
 
     A reference reorders and never pins. It counts once, however many live sessions share it. It
     expires when its session has been idle for ten minutes, or for twice the time that
@@ -101,11 +101,9 @@ class SessionLRU:
 
     def rank(self, node: Node, now: float) -> Rank:
         if node.refs > 0 and (node.expires is None or node.expires > now):
-            if node.structural:
-                return _ACTIVE, node.last_access
-            if node.due is not None and now < _overdue(node):
-                return _ACTIVE, -node.due
-            return _IDLE, node.last_access
+            if node.due is None or now >= _overdue(node):
+                return _IDLE, node.last_access
+            return _ACTIVE, node.last_access if node.structural else -node.due
         if node.superseded and node.refs == 0:
             if node.is_leaf or not is_checkpoint(node):  # of the latter nothing can be taken
                 return _SUPERSEDED, -1.0
@@ -196,6 +194,12 @@ class EvictionOrder:
             heapq.heappop(self._heaps[queue])
             self._take_out(node)
         return node
+
+    def shelve(self, node: Node, now: float) -> None:
+        """Count what a node holds to its queue without its being an entry: there is nothing to take
+        from it until it is pushed again."""
+        self._place(node, now)
+        node.stamp = 0
 
     def _take_out(self, node: Node) -> None:
         node.stamp = 0

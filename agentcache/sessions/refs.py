@@ -116,6 +116,11 @@ class References:
             self._reorder(node)
         until = now + seconds
         anchor = ref._anchor
+        if anchor is not None and anchor.at.alive:
+            shared = anchor.at.node  # in use with the tips below it
+            shared.last_access = max(shared.last_access, now)
+            shared.due = due if due is not None else shared.due
+            self._reorder(shared)
         if anchor is None or anchor.until >= until - seconds / 2:
             return  # prolonged not long ago, with all that lies above it
         while anchor is not None:

@@ -208,7 +208,7 @@ def test_reference_expires_though_its_session_is_expected() -> None:
 
 def test_shared_boundary_above_live_tips_leaves_after_them() -> None:
     order = order_of("session-lru")
-    head, tip = expected(1, due=2.0, structural=True), expected(4, due=20.0)
+    head, tip = expected(1, due=9.0, structural=True), expected(4, due=20.0)
     for each in (head, tip):
         order.push(each, 7.0)
     assert drain(order, 7.0) == [tip, head]

@@ -277,7 +277,8 @@ def test_fork_touches_nothing_of_the_trajectory_above_it(monkeypatch: pytest.Mon
     assert ref is not None
     fork = marks.refs.hold_again(ref)
     assert visits.count <= 3
-    assert marks.reordered == [node]
+    assert marks.reordered[0] is node
+    assert len(marks.reordered) <= 2, "itself, and the shared boundary next above it"
     marks.refs.leave(fork)
     assert visits.count <= 3
 
