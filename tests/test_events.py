@@ -224,9 +224,11 @@ def test_fork_is_a_session_of_its_own(runtime: Runtime) -> None:
         ("open", "a"),
         ("move", "a"),
         ("open", "b"),
-        ("move", "b"),
+        ("move", "b"),  # where its parent stands
+        ("move", "b"),  # its own turn
         ("close", "b"),
         ("open", "c"),
+        ("move", "c"),
         ("close", "c"),
         ("close", "a"),
     ]

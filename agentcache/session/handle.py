@@ -276,7 +276,11 @@ class Session:
         source = record.tip(tip)
         child = self._host.registry.fork(record, id)
         if source is not None:
-            child.stand_at(None, source, self._hold(source))
+            ref = self._hold(source)
+            child.stand_at(None, source, ref)
+            forked = Session(self._host, child)
+            _tell_place(self._host, child, ref)
+            return forked
         return Session(self._host, child)
 
     def rewind(self, to_turn: int, *, tip: int | None = None) -> None:
@@ -297,6 +301,8 @@ class Session:
             self._leave([] if ref is None else [ref])
             raise
         self._leave(left)
+        if ref is not None:
+            _tell_place(self._host, record, ref)
 
     def _hold(self, tip: SessionTip) -> SessionRef:
         """A mark where a tip stands, or at what is left of its path."""
@@ -511,9 +517,8 @@ class Session:
         history = self._history(prompt, result, message)
         tip, leaving = self._record.advance(prompt.tip, prompt.shared_len, history, result.ref)
         host.marks.leave(*leaving)
-        node = result.ref.frontier.node
         if tip is not None:
-            _tell(host, self._record, "move", key=node.id, boundary=node.end)
+            _tell_place(host, self._record, result.ref)
         self._record.count(result.usage.prompt_tokens, result.usage.cached_tokens)
         return Turn(
             ids=result.ids,
@@ -557,6 +562,12 @@ def _collect(host: Host, record: SessionRecord[History]) -> None:
             host.on_engine_later(lambda: host.marks.leave(*refs))
     if was_open:
         _tell(host, record, "close")
+
+
+def _tell_place(host: Host, record: SessionRecord[History], ref: SessionRef) -> None:
+    """Tell listeners where a session stands now."""
+    node = ref.frontier.node
+    _tell(host, record, "move", key=node.id, boundary=node.end)
 
 
 def _tell(

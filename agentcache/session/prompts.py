@@ -247,7 +247,8 @@ class PromptBuilder:
         frontier: tokens up to which the tree holds it.
         """
         if prompt.encoding is None or prompt.rendered is None:
-            return History(_log(prompt, len(prompt.ids), reply), frontier)
+            tokens = _log(prompt, len(prompt.ids), reply)
+            return History(tokens, frontier, head_len=prompt.head_len)
         if message is None:
             # Without a reply, its header is no part of the conversation.
             stop = prompt.rendered.reply_start

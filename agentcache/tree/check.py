@@ -30,7 +30,7 @@ def check_tree(tree: RadixTree) -> None:
         assert node.generation == 0, f"{node} left the tree but hangs in it"
         assert len(node.tokens) > 0, f"{node} has no tokens"
         assert parent.child(node.key) is node, f"{node} hangs under another token"
-        assert node.start == parent.end, f"{node} does not go on from {parent}"
+        assert node.end - parent.end == len(node.tokens), f"{node} does not go on from {parent}"
         assert node.locks >= 0
         assert node.refs >= 0
         for rule in tree.rules:
@@ -61,7 +61,8 @@ def check_pages(tree: RadixTree, refs: IntArray, held: Iterable[IntArray], num_f
         count[pages] += 1
     for node in tree.nodes():
         for residency in node.data.values():
-            count[residency.slots] += 1
+            if residency.tier == 1:
+                count[residency.slots] += 1
     wrong = np.flatnonzero(count != refs)
     assert not len(wrong), f"pages {wrong[:8]}: counted {count[wrong[:8]]}, kept {refs[wrong[:8]]}"
     assert int((refs == 0).sum()) == num_free, "free pages and references disagree"

@@ -191,21 +191,19 @@ def test_ids_that_never_were_a_chat_are_the_tenants_own(runtime: Runtime) -> Non
     assert cached(again) == len(prompt) - 1
 
 
-def evict_tails(runtime: Runtime, *sessions: Session) -> None:
-    """Let entries leave until the head is all that is left of what these sessions filed; it is used
-    once more before, and so leaves last."""
-    ask(open_(runtime, "somebody else"), "What is this?")
+def forget_tails(runtime: Runtime, *sessions: Session) -> None:
+    """What these sessions filed leaves the cache, but for the head."""
     head = head_len(runtime)
 
-    def evict() -> None:
+    def forget() -> None:
         for session in sessions:
             tip = session._record.tip(None)
             assert tip is not None
-            while tip.ref.frontier.living().end > head:
-                assert runtime.cache.evict_one()
-            assert tip.ref.frontier.living().end == head
+            while (node := tip.ref.frontier.living()).end > head:
+                runtime.cache.memory._remove(node)
+            assert node.end == head
 
-    runtime.on_engine(evict)
+    runtime.on_engine(forget)
 
 
 def test_tail_that_is_computed_again_from_ids_stays_the_tenants_own(runtime: Runtime) -> None:
@@ -217,7 +215,7 @@ def test_tail_that_is_computed_again_from_ids_stays_the_tenants_own(runtime: Run
         go_on(session, 9, 10)
         go_on(session, 11)
     assert sessions[0].ids.tolist() == sessions[1].ids.tolist()
-    evict_tails(runtime, *sessions)
+    forget_tails(runtime, *sessions)
     for session in sessions:
         assert cached(go_on(session, 12)) == head
     for session in sessions:
@@ -228,7 +226,7 @@ def test_lost_tail_of_a_chat_is_computed_again_behind_the_head(runtime: Runtime)
     sessions = [open_(runtime, tenant) for tenant in ("a", "b")]
     for session in sessions:
         ask(session)
-    evict_tails(runtime, *sessions)
+    forget_tails(runtime, *sessions)
     for session in sessions:
         turn = session.chat([user("Go on.")], max_new_tokens=4, verify=True)
         assert cached(turn) == head_len(runtime)
