@@ -31,8 +31,8 @@ class Event:
         boundary, "swa" where the window of the position lies within what is covered.
     demote, load_back: the same data went to `tier`, or came back to the device.
     remove: the run is not known any more.
-    open, move, close: a session began, stands at the boundary of node `key` (after a turn, a rewind,
-        or where it was forked), is over.
+    open, move, close: a session began, stands at the boundary of node `key` (after a turn, a
+        rewind, or where it was forked), is over.
     """
 
     name: EventName
