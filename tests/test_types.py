@@ -47,6 +47,6 @@ def test_values_between_rooms_are_frozen_and_slotted(value: object) -> None:
 
 
 def test_kinds_and_votes_have_stable_names() -> None:
-    assert [kind.value for kind in Kind] == ["full", "state"]
+    assert [kind.value for kind in Kind] == ["full", "swa", "state"]
     assert str(Kind.STATE) == "state"
     assert {vote.value for vote in Vote} == {"resident", "loadable", "absent"}
