@@ -337,4 +337,5 @@ class RadixTree:
 def _stops(salts: Salts, start: int, stop: int) -> tuple[Iterator[int], dict[int, bytes]]:
     """Where salts begin in [start, stop), in order and `stop` at last; and their digests."""
     inside = [(at, digest) for at, digest in salts if start <= at < stop]
+    assert len({at for at, _ in inside}) == len(inside), "two salts at one position"
     return iter([*(at for at, _ in inside), stop]), dict(inside)

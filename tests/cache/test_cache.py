@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from testkit.helpers import (
     NAMESPACE,
@@ -929,7 +929,6 @@ class Walk:
             self.cache.release(lease)
 
 
-@settings(max_examples=60)
 @given(
     st.sampled_from([1, 3, 4]),
     st.sampled_from(LAYOUTS),

@@ -199,8 +199,14 @@ def with_a_third_of_the_states(
     return cache, agents
 
 
-@pytest.mark.parametrize("state_pages", [2, 4, 9])
-@pytest.mark.parametrize(("num_turns", "in_turns"), [(12, False), (40, False), (40, True)])
+@pytest.mark.parametrize(
+    ("num_turns", "in_turns", "state_pages"),
+    [
+        *((12, False, state_pages) for state_pages in (2, 4, 9)),
+        *((40, True, state_pages) for state_pages in (1, 2, 5, 9)),
+        *((40, False, state_pages) for state_pages in (1, 2, 5, 9)),
+    ],
+)
 def test_forks_of_a_chain_whose_states_were_thinned_reuse_half_of_their_depth(
     num_turns: int, in_turns: bool, state_pages: int
 ) -> None:

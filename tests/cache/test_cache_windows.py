@@ -223,6 +223,24 @@ def test_request_that_filed_nothing_leaves_the_page_of_the_window_to_the_next(la
 
 
 @EACH
+def test_request_given_up_far_beyond_what_it_filed_leaves_the_boundary_as_it_was(
+    layout: str,
+) -> None:
+    cache = cache_of(layout, swa_page=4)
+    serve(cache, span(0, 10))
+    before = used(cache)
+    lease = cache.acquire(NAMESPACE, span(0, 60))
+    for at in range(10, 60, 5):
+        cache.reserve(lease, at + 5)
+        absorb(cache, lease, span(0, 60), at, at + 5)
+    assert lease.windows[Kind.SWA].first > 10 // 4
+    cache.release(lease)
+    check(cache)
+    assert used(cache) == before
+    assert serve(cache, joined(span(0, 10), span(100, 103))).boundary == 10
+
+
+@EACH
 def test_equal_prompts_at_once_leave_one_window(layout: str) -> None:
     cache = cache_of(layout)
     leases = [cache.acquire(NAMESPACE, span(0, 13)) for _ in range(2)]

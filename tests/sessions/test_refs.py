@@ -365,8 +365,9 @@ def test_shared_boundaries_outlast_every_session_that_keeps_taking_turns(
         now += seconds
         if which < 3:
             paths[which].append(7)
-        before = refs[which]
-        refs[which] = marks.refs.hold(forest.add(array(paths[which])), after=before, now=now)
+        before, node = refs[which], forest.add(array(paths[which]))
+        node.structural |= which == 0  # one that marks each of its turns
+        refs[which] = marks.refs.hold(node, after=before, now=now)
         marks.refs.leave(before)
         for above in heads[: which % 3 + 1]:
             assert above.expires is not None
