@@ -6,29 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from typer.testing import CliRunner
-
-from agentcache.cli import app
+from testkit.command import agentcache
 
 ODD = Path(__file__).parent / "fixtures" / "odd"
-
-
-class Done(NamedTuple):
-    """What a command left."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def agentcache(*arguments: str) -> Done:
-    """Run a command in this process; only a clean exit counts."""
-    result = CliRunner().invoke(app, arguments)
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return Done(result.exit_code, result.stdout, result.stderr)
 
 
 def test_it_runs_as_a_program() -> None:
@@ -55,7 +37,7 @@ def test_replay_of_the_bundled_sample_reports_hits_and_equal_answers(tmp_path: P
         f"--json={out}",
         f"--report={page}",
     )
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.stderr
     assert "hit rate" in done.stdout
     assert "ok: 0 differing ids" in done.stdout
     result = json.loads(out.read_text())
@@ -82,7 +64,7 @@ def test_stepwise_replay_gives_the_same_hits(tmp_path: Path) -> None:
         done = agentcache(
             "replay", "--limit=1", "--max-turns=2", "--verify=1", f"--json={out}", *flags
         )
-        assert done.returncode == 0, done.stderr
+        assert done.status == 0, done.stderr
         results.append(json.loads(out.read_text()))
     whole, steps = results
     # Stepwise leaves the last id of each answer to the next prompt, as sampling does.
@@ -92,7 +74,7 @@ def test_stepwise_replay_gives_the_same_hits(tmp_path: Path) -> None:
 
 def test_json_on_standard_output_is_alone_there() -> None:
     done = agentcache("replay", "--limit=1", "--max-turns=1", "--json=-")
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.stderr
     assert json.loads(done.stdout)["totals"]["calls"] == 1
 
 
@@ -108,7 +90,7 @@ def test_batch_goes_on_past_bad_files_and_counts_them(tmp_path: Path) -> None:
         )
     ]
     done = agentcache("replay", *map(str, files), str(tmp_path / "missing.json"), f"--json={out}")
-    assert done.returncode == 1
+    assert done.status == 1
     counts = json.loads(out.read_text())["files"]
     assert (counts["loaded"], counts["skipped"], counts["rejected"]) == (1, 1, 3)
     for name in ("truncated.traj.json", "latin1_byte.traj.json", "missing.json"):
@@ -131,7 +113,7 @@ def test_batch_goes_on_past_bad_files_and_counts_them(tmp_path: Path) -> None:
 def test_unusual_runs_replay_with_equal_answers(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = agentcache("replay", str(ODD / name), "--max-turns=6", "--verify=2", f"--json={out}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.status == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())
     expected = json.loads((ODD / "expected.json").read_text())[name]
     if "calls" in expected:
@@ -164,7 +146,7 @@ def test_unusual_runs_replay_with_equal_answers(name: str, tmp_path: Path) -> No
 )
 def test_wrong_usage_says_what_to_do(arguments: list[str], status: int, said: str) -> None:
     done = agentcache("replay", *arguments)
-    assert done.returncode == status, done.stdout + done.stderr
+    assert done.status == status, done.stdout + done.stderr
     assert said in (done.stdout + done.stderr).replace("\n", " ")
 
 
@@ -185,7 +167,7 @@ def test_calls_that_do_not_fit_the_budget_are_named_and_the_others_go_on(tmp_pat
     small.write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "out.json"
     done = agentcache("replay", str(small), "--budget=4MiB", f"--json={out}")
-    assert done.returncode == 1
+    assert done.status == 1
     result = json.loads(out.read_text())
     assert [call["trajectory"] for call in result["calls"]] == ["short"]
     assert "raise the budget" in done.stdout.replace("\n", " ")

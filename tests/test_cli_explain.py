@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
+from testkit.command import agentcache
 
-from agentcache.cli import app
 from agentcache.session.turn import MissReport
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-class Done(NamedTuple):
-    """What a command left."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-
-def agentcache(*arguments: str) -> Done:
-    """Run a command in this process; only a clean exit counts."""
-    result = CliRunner().invoke(app, arguments)
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return Done(result.exit_code, result.stdout, result.stderr)
 
 
 @pytest.fixture(scope="module")
