@@ -7,8 +7,8 @@ ARGS ?=
 TORCH_ARGS ?=
 
 BIN := $(abspath $(VENV))/bin
-# An environment belongs to one folder, one pyproject.toml and one constraints.txt.
-STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
+# An environment belongs to one folder, one pyproject.toml, one constraints.txt, and what it compiled.
+STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt setup.py agentcache/pools/_pages.pyx; } | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
 .PHONY: help install format check test test-slow test-gpu replay bench bench-replay bench-turns bench-bookkeeping \

@@ -19,8 +19,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's monotonic clock."""
 
-    def now(self) -> float:
-        return time.perf_counter()
+    now = staticmethod(time.perf_counter)
 
 
 class ManualClock:

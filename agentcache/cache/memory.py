@@ -161,6 +161,8 @@ class Memory:
             return False
         if self._edge is None:
             return node.is_leaf
+        if node.is_leaf:
+            return True
         kind = self._edge.kind
         return all(child.data[kind].tier > 1 for child in node.children.values())
 
@@ -209,7 +211,12 @@ class Memory:
         if self.tree.can_remove(node) and not self.tree.is_usable(node):
             self._apply(self.tree.remove_leaf(node, self._clock.now()))
         else:
-            self.push(node)
+            self._push_anywhere(node)
+
+    def _push_anywhere(self, node: Node) -> None:
+        """Put a node at its present place among what may leave, on the device and below it."""
+        self.push(node)
+        if self.lower is not None:
             self._demoted.push(node)
 
     def _apply(self, freed: Freed) -> None:
@@ -220,8 +227,7 @@ class Memory:
         for kind, data in freed.data:
             self._free(kind, data)
         if freed.survivor is not None:
-            self.push(freed.survivor)
-            self._demoted.push(freed.survivor)
+            self._push_anywhere(freed.survivor)
 
     def _free(self, kind: str, data: Residency) -> None:
         if self._is_snapshot(kind):

@@ -83,7 +83,7 @@ class WindowComponent(Component):
     def vote(self, node: Node, at: int) -> Vote:
         residency = node.data.get(self.kind)
         if residency is None or self.reach(at) < residency.start:
-            return Vote.ABSENT
+            return _ABSENT
         return tier_vote(residency)
 
     def commit(self, node: Node, slots: IntArray) -> None:
@@ -110,7 +110,7 @@ class SnapshotComponent(Component):
     """
 
     def vote(self, node: Node, at: int) -> Vote:
-        return Vote.ABSENT if at < node.end else tier_vote(node.data.get(self.kind))
+        return _ABSENT if at < node.end else tier_vote(node.data.get(self.kind))
 
     def commit(self, node: Node, slots: IntArray) -> None:
         self._attach(node, slots, node.end)
@@ -123,5 +123,8 @@ class SnapshotComponent(Component):
 def tier_vote(residency: Residency | None) -> Vote:
     """The vote of data that would do, by where it lies."""
     if residency is None:
-        return Vote.ABSENT
-    return Vote.RESIDENT if residency.tier == 1 else Vote.LOADABLE
+        return _ABSENT
+    return _RESIDENT if residency.tier == 1 else _LOADABLE
+
+
+_RESIDENT, _LOADABLE, _ABSENT = Vote  # members of an enumeration are slow to reach by name

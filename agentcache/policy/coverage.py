@@ -25,7 +25,8 @@ __all__ = ["above", "is_checkpoint", "link", "spacing", "unlink"]
 
 def is_checkpoint(node: Node) -> bool:
     """Whether the node holds something that makes its end a boundary, besides its edge's KV."""
-    return len(node.data) > (Kind.FULL in node.data)
+    data = node.data
+    return len(data) > (_FULL in data)
 
 
 def spacing(node: Node) -> float:
@@ -38,7 +39,10 @@ def spacing(node: Node) -> float:
 
 def above(node: Node) -> Node | None:
     """The next checkpoint above; None where there is none. Amortised O(1) once it is linked."""
-    found = node.above or node.parent
+    found = node.above
+    if found is not None and not found.is_root and is_checkpoint(found):
+        return found
+    found = found or node.parent
     while found is not None and not found.is_root and not is_checkpoint(found):
         found = found.above or found.parent
     if found is None or found.is_root:
@@ -66,3 +70,6 @@ def unlink(node: Node) -> tuple[Node | None, Node | None]:
     if below is not None and below.above is node:
         below.above = before
     return before, below
+
+
+_FULL = Kind.FULL.value  # a member of an enumeration takes longer to reach than to look up

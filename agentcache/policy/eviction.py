@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentcache.errors import UnknownPolicy
 from agentcache.policy.coverage import is_checkpoint, spacing
-from agentcache.tree.node import Node
+from agentcache.tree.node import SLOT_BYTES, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["POLICIES", "EvictionOrder", "Heads", "Policy", "make_policy"]
+__all__ = ["POLICIES", "EvictionOrder", "Heads", "Policy", "Rank", "make_policy"]
 
-Rank = tuple[int, float]
-"""(queue, key): within a queue the smallest key leaves first."""
+Rank = tuple[int, float, float | None]
+"""(queue, key, wakes): within a queue the smallest key leaves first; `wakes` is when the rank
+changes by itself next, if it does."""
 
 
 class Heads(Protocol):
@@ -36,16 +37,12 @@ class Heads(Protocol):
 
 class Policy(Protocol):
     """Ranks entries. A rank changes only where the cache says so, by pushing the node anew, or at
-    the time that `wakes` names."""
+    the time that it names itself."""
 
     num_queues: int
 
     def rank(self, node: Node, now: float) -> Rank:
-        """The node's queue and its key there."""
-        ...
-
-    def wakes(self, node: Node, now: float) -> float | None:
-        """When the rank changes by itself next, if it does."""
+        """The node's queue, its key there, and how long that holds."""
         ...
 
     def choose(self, heads: Heads) -> int:
@@ -59,10 +56,7 @@ class LRU:
     num_queues = 1
 
     def rank(self, node: Node, now: float) -> Rank:
-        return 0, node.last_access
-
-    def wakes(self, node: Node, now: float) -> float | None:
-        return None
+        return 0, node.last_access, None
 
     def choose(self, heads: Heads) -> int:
         return 0
@@ -100,21 +94,19 @@ class SessionLRU:
         self.ordinary_share = ordinary_share
 
     def rank(self, node: Node, now: float) -> Rank:
-        if node.refs > 0 and (node.expires is None or node.expires > now):
-            if node.due is None or now >= _overdue(node):
-                return _IDLE, node.last_access
-            return _ACTIVE, node.last_access if node.structural else -node.due
-        if node.superseded and node.refs == 0:
+        if node.refs > 0:
+            expires, due = node.expires, node.due
+            if expires is not None and expires <= now:
+                return _ORDINARY, node.last_access, None
+            if due is None or now >= (overdue := _overdue(node, due)):
+                return _IDLE, node.last_access, expires
+            wakes = overdue if expires is None or overdue < expires else expires
+            return _ACTIVE, node.last_access if node.structural else -due, wakes
+        if node.superseded:
             if node.is_leaf or not is_checkpoint(node):  # of the latter nothing can be taken
-                return _SUPERSEDED, -1.0
-            return _SUPERSEDED, spacing(node)
-        return _ORDINARY, node.last_access
-
-    def wakes(self, node: Node, now: float) -> float | None:
-        expires = node.expires
-        if node.due is not None and now < (overdue := _overdue(node)):
-            return overdue if expires is None or not now < expires < overdue else expires
-        return expires if expires is not None and expires > now else None
+                return _SUPERSEDED, -1.0, None
+            return _SUPERSEDED, spacing(node), None
+        return _ORDINARY, node.last_access, None
 
     def choose(self, heads: Heads) -> int:
         if heads.first(_SUPERSEDED) is not None:
@@ -131,10 +123,9 @@ class SessionLRU:
         return _ORDINARY
 
 
-def _overdue(node: Node) -> float:
+def _overdue(node: Node, due: float) -> float:
     """When a session that has not come back at `due` is no longer expected."""
-    assert node.due is not None
-    return node.last_access + _OVERDUE * (node.due - node.last_access)
+    return node.last_access + _OVERDUE * (due - node.last_access)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -217,7 +208,7 @@ class EvictionOrder:
     def _rank_changed(self, now: float) -> None:
         for node in self._changed:
             self._take_out(node)
-            if not node.generation and not node.is_root:
+            if node.end and not node.generation:
                 self._place(node, now)
         self._num_entries += len(self._changed)
         self._changed.clear()
@@ -225,16 +216,16 @@ class EvictionOrder:
             self._compact()
 
     def _place(self, node: Node, now: float) -> None:
-        queue, key = self._policy.rank(node, now)
-        node.stamp, node.queue, node.weight = next(self._ticket), queue, 0
+        queue, key, wakes = self._policy.rank(node, now)
+        stamp, packed = next(self._ticket), 0
         for data in node.data.values():
             if data.tier == 1:
-                node.weight += data.num_slots
+                packed += len(data.packed)
+        node.stamp, node.queue, node.weight = stamp, queue, packed // SLOT_BYTES
         self.weights[queue] += node.weight
-        heapq.heappush(self._heaps[queue], (key, node.stamp, node))
-        wakes = self._policy.wakes(node, now)
+        heapq.heappush(self._heaps[queue], (key, stamp, node))
         if wakes is not None:
-            heapq.heappush(self._timers, (wakes, node.stamp, node))
+            heapq.heappush(self._timers, (wakes, stamp, node))
 
     def first(self, queue: int) -> Node | None:
         """The entry of a queue that would leave first."""

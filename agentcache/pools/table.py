@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agentcache.pools.pages import run_starts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,7 +25,7 @@ class _PageLog:
     def __init__(self, pages: IntArray) -> None:
         self.pages = np.array(pages, dtype=np.int32)
         self.used = len(pages)
-        self.runs = _run_starts(self.pages).tolist()
+        self.runs = run_starts(self.pages)
 
     def append(self, pages: IntArray) -> None:
         need = self.used + len(pages)
@@ -32,10 +34,10 @@ class _PageLog:
             grown[: self.used] = self.pages[: self.used]
             self.pages = grown
         self.pages[self.used : need] = pages
-        if self.used == 0 or int(self.pages[self.used - 1]) + 1 != int(pages[0]):
-            self.runs.append(self.used)
-        if len(pages) > 1:
-            self.runs.extend((_run_starts(pages)[1:] + self.used).tolist())
+        begins = run_starts(pages)
+        if self.used and self.pages.item(self.used - 1) + 1 == pages.item(0):
+            del begins[0]
+        self.runs.extend([self.used + at for at in begins])
         self.used = need
 
 
@@ -98,7 +100,7 @@ class PageTable:
             return
         log, stop = self._log, self._len + len(pages)
         if log.used != self._len:
-            if stop <= log.used and np.array_equal(log.pages[self._len : stop], pages):
+            if stop <= log.used and log.pages[self._len : stop].tobytes() == pages.tobytes():
                 self._len = stop
                 return
             self._log = log = _PageLog(log.pages[: self._len])
@@ -156,11 +158,3 @@ class PageTable:
                 return
             yield int(self._log.pages[at]) * size + low - (base + at * size), high - low
             idx += 1
-
-
-def _run_starts(pages: IntArray) -> IntArray:
-    """Indices at which a run of neighbouring pages begins."""
-    if not len(pages):
-        return np.empty(0, dtype=np.int32)
-    breaks = np.flatnonzero(np.diff(pages) != 1) + 1
-    return np.concatenate(([0], breaks)).astype(np.int32)

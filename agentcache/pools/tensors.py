@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentcache.pools.base import PageAllocator, RowAllocator
+from agentcache.pools.base import RowAllocator
+from agentcache.pools.pages import PageAllocator
 
 if TYPE_CHECKING:
     from agentcache.pools.layout import KVLayout, PoolSizes, SidecarSpec, StateLayout, StateSpec

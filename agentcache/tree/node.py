@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from agentcache.types import IntArray
 
-__all__ = ["EMPTY_TOKENS", "NO_SLOTS", "ChildKey", "Cursor", "Node", "Residency"]
+__all__ = ["EMPTY_TOKENS", "NO_SLOTS", "SLOT_BYTES", "ChildKey", "Cursor", "Node", "Residency"]
+
+SLOT_BYTES = 4
 
 ChildKey = int | tuple[bytes, int]
 """What a child hangs under: its first token, with a salt where a salted range begins there."""
@@ -23,28 +25,28 @@ class Residency:
     """Where one component's data of a node lies: its slots, from position `start` on, and the tier.
 
     Tier 1 is the device. Slots of KV are page numbers that cover [start, node.end); those of a
-    checkpoint are the pages that hold it. Immutable; kept as bytes, a third of what an array takes.
+    checkpoint are the pages that hold it. Immutable; `packed` as int32 bytes, a third of an array.
     """
 
-    __slots__ = ("_raw", "start", "tier")
+    __slots__ = ("packed", "start", "tier")
 
     def __init__(self, slots: IntArray, start: int, tier: int = 1) -> None:
-        self._raw = slots.tobytes()
+        self.packed = slots.tobytes()
         self.start = start
         self.tier = tier
 
     @property
     def slots(self) -> IntArray:
         """Slots [S], int32, read-only."""
-        return np.frombuffer(self._raw, dtype=np.int32)
+        return np.frombuffer(self.packed, dtype=np.int32)
 
     @property
     def num_slots(self) -> int:
-        return len(self._raw) // 4
+        return len(self.packed) // SLOT_BYTES
 
     def raw(self, first: int, stop: int) -> bytes:
         """Slots [first, stop) as int32 bytes."""
-        return self._raw[4 * first : 4 * stop]
+        return self.packed[SLOT_BYTES * first : SLOT_BYTES * stop]
 
     def __repr__(self) -> str:
         return f"Residency({self.slots.tolist()}, start={self.start}, tier={self.tier})"

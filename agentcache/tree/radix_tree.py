@@ -179,11 +179,11 @@ class RadixTree:
             resident, reachable = True, True
             for rule in self.rules:
                 vote = rule.vote(node, at)
-                if vote is Vote.RESIDENT:
+                if vote is _RESIDENT:
                     lens.setdefault(rule.kind, at)
                 else:
                     resident = False
-                    reachable = reachable and vote is Vote.LOADABLE
+                    reachable = reachable and vote is not _ABSENT
             if reachable and loadable is None:
                 loadable = node, at
             if resident:
@@ -197,11 +197,11 @@ class RadixTree:
 
     def is_boundary(self, node: Node) -> bool:
         """Whether every component can resume at `node.end` from the device."""
-        return all(rule.vote(node, node.end) is Vote.RESIDENT for rule in self.rules)
+        return all(rule.vote(node, node.end) is _RESIDENT for rule in self.rules)
 
     def is_usable(self, node: Node) -> bool:
         """Whether every component can resume at `node.end`, from whatever tier."""
-        return all(rule.vote(node, node.end) is not Vote.ABSENT for rule in self.rules)
+        return all(rule.vote(node, node.end) is not _ABSENT for rule in self.rules)
 
     def insert(self, start: Node, tokens: IntArray, stop: int, salts: Salts = ()) -> Inserted:
         """Make `tokens[:stop]` a path that ends on a node, from `start` on, which lies on it.
@@ -336,6 +336,11 @@ class RadixTree:
 
 def _stops(salts: Salts, start: int, stop: int) -> tuple[Iterator[int], dict[int, bytes]]:
     """Where salts begin in [start, stop), in order and `stop` at last; and their digests."""
+    if not salts:
+        return iter((stop,)), {}
     inside = [(at, digest) for at, digest in salts if start <= at < stop]
     assert len({at for at, _ in inside}) == len(inside), "two salts at one position"
     return iter([*(at for at, _ in inside), stop]), dict(inside)
+
+
+_RESIDENT, _ABSENT = Vote.RESIDENT, Vote.ABSENT  # slow to reach by name

@@ -30,7 +30,7 @@ def _session(
     kinds: Sequence[Kind], page: int, path_len: int, path_nodes: int
 ) -> tuple[HybridCache, Agents]:
     """A cache with room for one session of two nodes a turn, and that session."""
-    pages = num_pages(kinds, page, path_len, checkpoints=2 * path_nodes)
+    pages = num_pages(kinds, page, path_len, num_turns=path_nodes)
     one_shot_pages = num_pages(kinds, page, ONE_SHOT_LEN)
     return make_cache(kinds, page, 2 * pages + path_nodes * one_shot_pages), Agents(1, path_len)
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from agentcache.types import Kind
 
-    MakeServer = Callable[[Sequence[Kind], int, int], Server]
+    MakeServer = Callable[[Sequence[Kind], int, int, int | None], Server]
+    """From components, page size, the tokens of a session at its end, and of how many turns all
+    that is filed has room; None where only the last turn's has."""
 
 __all__ = ["NUM_SESSIONS", "SMALL_LEN", "TURN_LEN", "Run", "Sizes", "room", "rows"]
 
@@ -115,31 +117,35 @@ def rows(
         yield same[0].row()
 
 
-def _cache_server(kinds: Sequence[Kind], page: int, final_len: int) -> Server:
-    pages = room(num_pages(kinds, page, final_len), num_pages(kinds, page, ONE_SHOT_LEN))
-    return CacheServer(make_cache(kinds, page, pages))
+def _cache_server(
+    kinds: Sequence[Kind], page: int, final_len: int, num_turns: int | None
+) -> Server:
+    at_end = num_pages(kinds, page, final_len, num_turns)
+    return CacheServer(make_cache(kinds, page, room(at_end, num_pages(kinds, page, ONE_SHOT_LEN))))
 
 
 def _turns(
     make_server: MakeServer, kinds: Sequence[Kind], page: int, sizes: Sizes
 ) -> Iterator[Run]:
-    yield _growing(make_server, kinds, page, sizes.turns, is_full=False)
-    yield _growing(make_server, kinds, page, sizes.turns, is_full=True)
+    for how in ("", ", full", ", tight"):
+        yield _growing(make_server, kinds, page, sizes.turns, how)
     yield from _small_turns(make_server, kinds, page, sizes.bases)
 
 
 def _growing(
-    make_server: MakeServer, kinds: Sequence[Kind], page: int, turns: int, *, is_full: bool
+    make_server: MakeServer, kinds: Sequence[Kind], page: int, turns: int, how: str
 ) -> Run:
-    """Turns of 1,000 tokens from nothing on, in an arena that is empty or full of one-shots."""
+    """Turns of 1,000 tokens from nothing on: in an arena with room for all that they file, in such
+    a one that is full of one-shots at first, or with room for the last turn's checkpoints only."""
     final_len = TURN_LEN * turns
-    server, agents = make_server(kinds, page, final_len), Agents(NUM_SESSIONS, final_len)
-    if is_full:
-        num_one_shots = room(final_len, ONE_SHOT_LEN) // ONE_SHOT_LEN + 1
-        serve_all(server, one_shots(num_one_shots, ONE_SHOT_LEN - 32, 32, seed=1))
+    server = make_server(kinds, page, final_len, None if "tight" in how else turns)
+    if "full" in how:
+        fill = one_shots(1_000_000, ONE_SHOT_LEN - 32, 32, seed=1)
+        next(step for step in fill if server.serve(step).num_evictions)
+    agents = Agents(NUM_SESSIONS, final_len)
     gc.collect()
     served, hit_rate = serve_all(server, agents.turns(turns, TURN_LEN))
-    series = f"{TURN_LEN} new, full" if is_full else f"{TURN_LEN} new"
+    series = f"{TURN_LEN} new{how}"
     return Run(series, final_len, TURN_LEN, NUM_SESSIONS, hit_rate, served)
 
 
@@ -149,7 +155,9 @@ def _small_turns(
     """40 turns of 50 tokens on histories of several lengths, which grow by turns of 1,000."""
     growth = _SMALL_TURNS * SMALL_LEN
     final_len = bases[-1] + growth
-    server, agents = make_server(kinds, page, final_len), Agents(NUM_SESSIONS, final_len)
+    turns = bases[-1] // TURN_LEN + len(bases) * _SMALL_TURNS
+    server = make_server(kinds, page, final_len, turns)
+    agents = Agents(NUM_SESSIONS, final_len)
     for base in bases:
         serve_all(server, agents.turns((base - agents.history_len) // TURN_LEN, TURN_LEN))
         gc.collect()

@@ -15,7 +15,8 @@ from agentcache.components.state import StateComponent
 from agentcache.components.swa import SwaComponent
 from agentcache.metrics import Metrics
 from agentcache.policy.eviction import make_policy
-from agentcache.pools.base import Counting, PageAllocator, RowAllocator
+from agentcache.pools.base import Counting, RowAllocator
+from agentcache.pools.pages import PageAllocator
 from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import Kind
 
@@ -104,13 +105,19 @@ def one_shots(count: int, prompt_len: int, output_len: int, seed: int = 0) -> It
         yield Step(None, tokens, prompt_len)
 
 
-def num_pages(kinds: Sequence[Kind], page_size: int, num_tokens: int, checkpoints: int = 2) -> int:
-    """Pages of one sequence's KV, of one window, and of that many checkpoints."""
+def num_pages(
+    kinds: Sequence[Kind], page_size: int, num_tokens: int, num_turns: int | None = None
+) -> int:
+    """Pages of one sequence's KV, and of its last window and last two checkpoints, or of the
+    windows and checkpoints of all of its turns."""
+    window_len, checkpoints = min(num_tokens, WINDOW), 2
+    if num_turns is not None:
+        window_len, checkpoints = num_tokens, 2 * num_turns
     pages = 0
     if Kind.FULL in kinds:
         pages += -(-num_tokens // page_size)
     if Kind.SWA in kinds:
-        pages += -(-min(num_tokens, WINDOW) // page_size) + 1
+        pages += -(-window_len // page_size) + 1
     if Kind.STATE in kinds:
         pages += checkpoints * (STATE_TOKENS // page_size)
     return pages

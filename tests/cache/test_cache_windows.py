@@ -14,7 +14,8 @@ from agentcache.components.full import FullComponent
 from agentcache.components.swa import SwaComponent
 from agentcache.metrics import Metrics
 from agentcache.policy.eviction import make_policy
-from agentcache.pools.base import PageAllocator, RowAllocator
+from agentcache.pools.base import RowAllocator
+from agentcache.pools.pages import PageAllocator
 from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import Kind
 

@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 import pytest
 
+from agentcache.pools.pages import IS_COMPILED
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ["engine", "kernels", "integrations"]
-SOURCES = ["pyproject.toml", "README.md", "LICENSE", "agentcache", *ROOMS]
+SOURCES = ["pyproject.toml", "setup.py", "README.md", "LICENSE", "agentcache", *ROOMS]
 
 
 class Distributions(NamedTuple):
@@ -51,7 +53,7 @@ def built(tmp_path_factory) -> Distributions:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            ignore = shutil.ignore_patterns("__pycache__")
+            ignore = shutil.ignore_patterns("__pycache__", "*.so", "_pages.c")
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
         else:
             shutil.copy2(ROOT / name, source / name)
@@ -135,6 +137,11 @@ for name in sys.argv[1:]:
     files = run(empty.python, "-I", "-c", code, *modules, cwd=empty.home).splitlines()
     assert len(files) == len(modules)
     assert all(Path(file).is_relative_to(empty.site / "agentcache") for file in files)
+
+
+def test_wheel_holds_the_compiled_allocator_where_there_is_a_compiler(built, empty):
+    code = "from agentcache.pools.pages import IS_COMPILED; print(IS_COMPILED)"
+    assert run(empty.python, "-I", "-c", code, cwd=empty.home).strip() == str(IS_COMPILED)
 
 
 def test_rooms_are_no_top_level_modules(empty):

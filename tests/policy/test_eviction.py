@@ -12,7 +12,7 @@ from testkit.helpers import Forest, ids
 
 from agentcache.errors import ConfigError, UnknownPolicy
 from agentcache.policy.coverage import link
-from agentcache.policy.eviction import EvictionOrder, Heads, make_policy
+from agentcache.policy.eviction import EvictionOrder, Heads, Rank, make_policy
 from agentcache.tree.node import Node, Residency
 from agentcache.types import Kind
 
@@ -331,11 +331,8 @@ class ByAccess:
 
     num_queues = 1
 
-    def rank(self, node: Node, now: float) -> tuple[int, float]:
-        return 0, Counted(node.last_access)
-
-    def wakes(self, node: Node, now: float) -> None:
-        return None
+    def rank(self, node: Node, now: float) -> Rank:
+        return 0, Counted(node.last_access), None
 
     def choose(self, heads: Heads) -> int:
         return 0
@@ -378,7 +375,7 @@ def test_one_pop_among_many_that_have_not_expired_looks_at_none_of_them() -> Non
     asked = 0
 
     class Asked(type(order._policy)):  # type: ignore[misc]
-        def rank(self, node: Node, now: float) -> tuple[int, float]:
+        def rank(self, node: Node, now: float) -> Rank:
             nonlocal asked
             asked += 1
             return super().rank(node, now)  # type: ignore[no-any-return]
@@ -433,7 +430,7 @@ def test_order_agrees_with_a_list_that_is_ranked_anew_each_time(
             wanted, got = first(), order.pop(now)
             assert (got is None) == (wanted is None)
             if got is not None and wanted is not None:
-                assert rules.rank(got, now) == rules.rank(wanted, now)
+                assert rules.rank(got, now)[:2] == rules.rank(wanted, now)[:2]
                 present.remove(nodes.index(got))
             continue
         if what == "leave":

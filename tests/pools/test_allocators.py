@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,10 +14,33 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from testkit.helpers import ids
 
-from agentcache.pools.base import PageAllocator, RowAllocator
+from agentcache.pools import pages_reference
+from agentcache.pools.base import RowAllocator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agentcache.types import IntArray
+
+    MakePages = Callable[[int], pages_reference.PageAllocator]
+
+try:
+    from agentcache.pools import _pages
+except ImportError:  # installed where there was no compiler
+    _pages = None  # type: ignore[assignment]
+
+needs_compiler = pytest.mark.skipif(
+    _pages is None, reason="the page allocator was not compiled when the package was installed"
+)
+
+
+def made(name: str) -> MakePages:
+    return pages_reference.PageAllocator if name == "reference" else _pages.PageAllocator
+
+
+@pytest.fixture(params=["reference", pytest.param("compiled", marks=needs_compiler)])
+def make_pages(request: pytest.FixtureRequest) -> MakePages:
+    return made(request.param)
 
 
 NOBODY = np.iinfo(np.int32).max
@@ -24,9 +50,11 @@ NOBODY = np.iinfo(np.int32).max
 class AllocatorMachine(RuleBasedStateMachine):
     """Against a dictionary of page -> holders."""
 
-    @initialize(num_pages=st.integers(0, 24))
+    implementation = "reference"
+
+    @initialize(num_pages=st.one_of(st.integers(0, 24), st.integers(60, 200)))
     def start(self, num_pages: int) -> None:
-        self.pages = PageAllocator(num_pages)
+        self.pages = made(self.implementation)(num_pages)
         self.holders = dict.fromkeys(range(num_pages), 0)
 
     def free(self) -> list[int]:
@@ -46,7 +74,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             self.holders[page] = 1
             assert self.pages.fill[page] == NOBODY
 
-    @rule(count=st.integers(0, 8), after=st.integers(-1, 24))
+    @rule(count=st.one_of(st.integers(0, 8), st.integers(25, 90)), after=st.integers(-1, 200))
     def alloc(self, count: int, after: int) -> None:
         free = self.free()
         run: list[int] = []
@@ -55,7 +83,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         rest = [page for page in free if page not in run]
         self.take(self.pages.alloc(count, after), count, [*run, *rest[: count - len(run)]])
 
-    @rule(count=st.integers(1, 8))
+    @rule(count=st.one_of(st.integers(1, 8), st.integers(25, 90)))
     def alloc_scattered(self, count: int) -> None:
         self.take(self.pages.alloc_scattered(count), count, self.free()[: -count - 1 : -1])
 
@@ -87,11 +115,55 @@ class AllocatorMachine(RuleBasedStateMachine):
 AllocatorMachine.TestCase.settings = settings(
     max_examples=40, stateful_step_count=25, deadline=None
 )
-TestAllocatorMachine = AllocatorMachine.TestCase
+TestReference = AllocatorMachine.TestCase
 
 
-def test_pages_follow_one_another_as_long_as_they_are_free() -> None:
-    pages = PageAllocator(8)
+class CompiledMachine(AllocatorMachine):
+    implementation = "compiled"
+
+
+CompiledMachine.TestCase.settings = AllocatorMachine.TestCase.settings
+TestCompiled = needs_compiler(CompiledMachine.TestCase)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 200])
+@needs_compiler
+def test_runs_begin_where_pages_do_not_follow_one_another(count: int) -> None:
+    pages = np.random.default_rng(count).integers(0, 3, count).cumsum().astype(np.int32)
+    begins = [at for at in range(count) if at == 0 or pages[at] != pages[at - 1] + 1]
+    assert pages_reference.run_starts(pages) == begins
+    assert _pages.run_starts(pages) == begins
+
+
+@needs_compiler
+def test_pages_that_are_no_pages_are_refused() -> None:
+    pages = _pages.PageAllocator(4)
+    with pytest.raises(TypeError, match="int32"):
+        pages.incref(np.zeros(2, dtype=np.int64))
+    for page in (-1, 4):
+        with pytest.raises(AssertionError):
+            pages.decref(ids(page))
+        with pytest.raises(AssertionError):
+            pages.claim(page, 0)
+    taken = pages.alloc(2)
+    with pytest.raises(AssertionError, match="twice"):
+        pages.decref(ids(taken[0], taken[0]))
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"), [("1", False), pytest.param("0", True, marks=needs_compiler)]
+)
+def test_environment_chooses_the_reference(setting: str, wanted: bool) -> None:
+    code = "from agentcache.pools.pages import IS_COMPILED; print(IS_COMPILED)"
+    env = os.environ | {"AGENTCACHE_PURE_PYTHON": setting}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(wanted)
+
+
+def test_pages_follow_one_another_as_long_as_they_are_free(make_pages: MakePages) -> None:
+    pages = make_pages(8)
     first = pages.alloc(2)
     assert first is not None
     assert first.tolist() == [0, 1]
@@ -105,8 +177,8 @@ def test_pages_follow_one_another_as_long_as_they_are_free() -> None:
     assert pages.num_free == 1
 
 
-def test_checkpoints_and_kv_grow_from_opposite_ends() -> None:
-    pages = PageAllocator(10_000)
+def test_checkpoints_and_kv_grow_from_opposite_ends(make_pages: MakePages) -> None:
+    pages = make_pages(10_000)
     state = pages.alloc_scattered(3)
     kv = pages.alloc(3)
     assert state is not None
@@ -115,8 +187,8 @@ def test_checkpoints_and_kv_grow_from_opposite_ends() -> None:
     assert kv.tolist() == [0, 1, 2]
 
 
-def test_scattered_pages_are_found_wherever_they_are_free() -> None:
-    pages = PageAllocator(20_000)
+def test_scattered_pages_are_found_wherever_they_are_free(make_pages: MakePages) -> None:
+    pages = make_pages(20_000)
     everything = pages.alloc(20_000)
     assert everything is not None
     pages.decref(ids(3, 9000, 17_000))
@@ -126,8 +198,8 @@ def test_scattered_pages_are_found_wherever_they_are_free() -> None:
     assert found.tolist() == [17_000, 9000, 3]
 
 
-def test_page_given_back_twice_is_noticed() -> None:
-    pages = PageAllocator(4)
+def test_page_given_back_twice_is_noticed(make_pages: MakePages) -> None:
+    pages = make_pages(4)
     taken = pages.alloc(2)
     assert taken is not None
     pages.decref(taken)
@@ -138,8 +210,10 @@ def test_page_given_back_twice_is_noticed() -> None:
     assert pages.num_free == 4
 
 
-def test_rest_of_a_page_is_claimed_by_one_only_and_at_its_very_border() -> None:
-    pages = PageAllocator(2)
+def test_rest_of_a_page_is_claimed_by_one_only_and_at_its_very_border(
+    make_pages: MakePages,
+) -> None:
+    pages = make_pages(2)
     taken = pages.alloc(1)
     assert taken is not None
     page = int(taken[0])
@@ -153,8 +227,10 @@ def test_rest_of_a_page_is_claimed_by_one_only_and_at_its_very_border() -> None:
     assert not pages.claim(page, 2), "two write to the same place"
 
 
-def test_claim_given_back_unused_can_be_made_again_and_a_used_one_further_on() -> None:
-    pages = PageAllocator(2)
+def test_claim_given_back_unused_can_be_made_again_and_a_used_one_further_on(
+    make_pages: MakePages,
+) -> None:
+    pages = make_pages(2)
     pages.alloc(1)
     pages.disclaim(0, 1)
     assert pages.claim(0, 1)
@@ -165,8 +241,8 @@ def test_claim_given_back_unused_can_be_made_again_and_a_used_one_further_on() -
     assert pages.claim(0, 3)
 
 
-def test_page_that_was_freed_half_full_is_handed_out_as_in_use() -> None:
-    pages = PageAllocator(1)
+def test_page_that_was_freed_half_full_is_handed_out_as_in_use(make_pages: MakePages) -> None:
+    pages = make_pages(1)
     taken = pages.alloc(1)
     assert taken is not None
     pages.disclaim(0, 2)

@@ -12,8 +12,9 @@ from testkit.helpers import NAMESPACE, Agent, ids, make_cache, run
 from agentcache.cache import OutOfPages
 from agentcache.config import CacheConfig, parse_bytes
 from agentcache.errors import ConfigError
-from agentcache.pools.base import PageAllocator
+from agentcache.pools import pages_reference
 from agentcache.pools.layout import KVLayout, KVSpec, PoolSizes, StateLayout, StateSpec
+from agentcache.pools.pages import PageAllocator
 from agentcache.pools.tensors import TensorPools
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def span(start: int, stop: int) -> IntArray:
 
 def test_free_list_stays_small_over_many_turns() -> None:
     cache = make_cache(num_pages=64, page_size=4, state_pages=3)
+    cache.pools.pages = pages_reference.PageAllocator(64)
     for at in range(2000):
         run(cache, span(10 * (at % 7), 10 * (at % 7) + 9))
         cache.clear()

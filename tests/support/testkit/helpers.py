@@ -14,7 +14,8 @@ from agentcache.components.state import StateComponent
 from agentcache.components.swa import SwaComponent
 from agentcache.metrics import Metrics
 from agentcache.policy.eviction import make_policy
-from agentcache.pools.base import Counting, PageAllocator, RowAllocator
+from agentcache.pools.base import Counting, RowAllocator
+from agentcache.pools.pages import PageAllocator
 from agentcache.tree.check import check_pages, check_tree
 from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import IntArray, Kind
@@ -46,6 +47,10 @@ def rules_of(
     return rules
 
 
+class Pages(PageAllocator):
+    """An allocator whose calls a test can replace, which it cannot where they are compiled."""
+
+
 def make_cache(
     *,
     num_pages: int = 64,
@@ -62,7 +67,7 @@ def make_cache(
     """A cache over counting pools; `shadow`: over pools that remember what every slot holds."""
     rules = rules_of(page_size, kv=kv, window=window, state=state_pages > 0, swa_page=swa_page)
     kind = Shadow if shadow else Counting
-    pools = kind(PageAllocator(num_pages), RowAllocator(num_rows), state_pages)
+    pools = kind(Pages(num_pages), RowAllocator(num_rows), state_pages)
     tree = RadixTree(rules)
     return HybridCache(
         tree, pools, make_policy(policy), ManualClock(), Metrics(), min_gain=min_gain
