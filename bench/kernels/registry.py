@@ -20,6 +20,12 @@ from agentcache.kernels.causal_conv1d import (
     causal_conv1d_update,
 )
 from agentcache.kernels.paged_attention import segment_attention, segment_attention_reference
+from agentcache.kernels.selective_scan import (
+    selective_scan,
+    selective_scan_reference,
+    selective_state_update,
+    selective_state_update_reference,
+)
 from agentcache.kernels.ssd_scan import ssd_scan, ssd_scan_reference
 from agentcache.kernels.state_update import state_update, state_update_reference
 
@@ -171,6 +177,84 @@ def _in_place(update: Callable[[Tensor], Tensor], state: Tensor) -> Form:
     return Form(partial(update, state.clone()), outputs)
 
 
+def _selective_scan_cases() -> Iterator[Case]:
+    """The one-token form first; scans start from zeros, the only start transformers' scan knows."""
+    from transformers.models.jamba.modeling_jamba import (
+        mamba_selective_scan,
+        mamba_selective_state_update,
+    )
+
+    for channels in (384, 1536):
+        yield _selective_step(channels, mamba_selective_state_update)
+        for num_tokens in (32, 128, 512):
+            yield _selective_run(channels, num_tokens, mamba_selective_scan)
+
+
+def _selective_inputs(channels: int, *lead: int) -> dict[str, Any]:
+    """Arguments of the selective scan with leading sizes `lead`."""
+    state_dim = 16
+    return {
+        "x": torch.randn(*lead, channels),
+        "dt": torch.randn(*lead, channels) - 4.0,
+        "A": -torch.arange(1.0, state_dim + 1).repeat(channels, 1),
+        "B": torch.randn(*lead, 1, state_dim),
+        "C": torch.randn(*lead, 1, state_dim),
+        "D": torch.randn(channels),
+        "z": torch.randn(*lead, channels),
+        "dt_bias": torch.randn(channels),
+        "dt_softplus": True,
+    }
+
+
+def _selective_step(channels: int, theirs: Callable[..., Tensor]) -> Case:
+    inputs = _selective_inputs(channels, 1)
+    state = torch.randn(1, *inputs["A"].shape)
+    renamed = {("hidden_states" if name == "x" else name): inputs[name] for name in inputs}
+    one_group = {name: inputs[name].squeeze(1) for name in ("B", "C")}
+    return Case(
+        f"E{channels} T1",
+        1,
+        _in_place(partial(selective_state_update, **inputs), state),
+        _pure(partial(selective_state_update_reference, state, **inputs)),
+        {"transformers": _in_place(partial(theirs, **renamed | one_group), state)},
+    )
+
+
+def _selective_run(channels: int, num_tokens: int, theirs: Callable[..., Outputs]) -> Case:
+    inputs = _selective_inputs(channels, 1, num_tokens)
+
+    def ours() -> Outputs:
+        result = selective_scan(**inputs)
+        return result.y, result.final_state
+
+    def transformers() -> Outputs:
+        """Its layout is channels first."""
+        x, dt, B, C, z = (
+            inputs[name].flatten(2).transpose(1, 2) for name in ("x", "dt", "B", "C", "z")
+        )
+        y, state = theirs(
+            x,
+            dt,
+            inputs["A"],
+            B,
+            C,
+            D=inputs["D"],
+            z=z,
+            delta_bias=inputs["dt_bias"],
+            delta_softplus=True,
+            return_last_state=True,
+        )
+        return y.transpose(1, 2), state
+
+    return Case(
+        f"E{channels} T{num_tokens}",
+        num_tokens,
+        _pure(ours),
+        _pure(partial(selective_scan_reference, **inputs)),
+        {"transformers": _pure(transformers)},
+    )
+
+
 def _causal_conv1d_cases() -> Iterator[Case]:
     for sizes in _SIZES:
         channels = sizes.num_channels
@@ -264,6 +348,7 @@ def _attention_by_copy(
 REGISTRY: dict[str, Callable[[], Iterator[Case]]] = {
     "causal_conv1d": _causal_conv1d_cases,
     "paged_attention": _paged_attention_cases,
+    "selective_scan": _selective_scan_cases,
     "ssd_scan": _ssd_scan_cases,
     "state_update": _state_update_cases,
 }
