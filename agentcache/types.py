@@ -15,6 +15,7 @@ __all__ = [
     "IntArray",
     "Kind",
     "LayerKind",
+    "Mixer",
     "ModelShape",
     "Usage",
     "Vote",
@@ -50,16 +51,23 @@ class Vote(Enum):
     ABSENT = "absent"
 
 
+Mixer = Literal["attention", "mamba2", "mamba1", "delta", "conv", "none"]
+"""What mixes the tokens of a layer: attention, a recurrence (SSD, selective scan, a delta rule), a
+short convolution alone, or nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """What one layer of a model computes, as far as cost and memory go.
 
-    `mixer` is "attention" or "mamba2". Sizes are counts of elements: for attention `num_heads`,
-    `num_kv_heads`, `head_dim`; for mamba2 `num_heads`, `head_dim`, `state_dim`, `num_groups`,
-    `conv_width`. `mlp_dim` is the width of the gated MLP that follows (0: none).
+    Sizes are counts of elements: for attention `num_heads`, `num_kv_heads`, `head_dim`; for mamba2
+    `num_heads`, `head_dim`, `state_dim`, `num_groups`, `conv_width`, and for other recurrences what
+    corresponds to these: keys of width `state_dim` in `num_groups` heads, values of width
+    `head_dim` in `num_heads`. A layer with two mixers side by side counts as two. `mlp_dim` is the
+    width of the gated MLP that follows (0: none).
     """
 
-    mixer: Literal["attention", "mamba2"]
+    mixer: Mixer
     num_heads: int
     head_dim: int
     num_kv_heads: int = 0
@@ -74,6 +82,7 @@ class ModelShape:
     """The sizes of a model that cost and memory follow from.
 
     `kv_itemsize` and `state_itemsize` are bytes per element of attention KV and of recurrent state.
+    token_bytes, checkpoint_bytes: what the layers really keep, where that is known better.
     """
 
     hidden_dim: int
@@ -82,6 +91,8 @@ class ModelShape:
     max_len: int
     kv_itemsize: int = 4
     state_itemsize: int = 4
+    token_bytes: int | None = None
+    checkpoint_bytes: int | None = None
 
     @property
     def attention_layers(self) -> tuple[LayerKind, ...]:
@@ -91,11 +102,13 @@ class ModelShape:
     @property
     def state_layers(self) -> tuple[LayerKind, ...]:
         """The layers that keep a recurrent state."""
-        return tuple(layer for layer in self.layers if layer.mixer == "mamba2")
+        return tuple(layer for layer in self.layers if layer.mixer not in ("attention", "none"))
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token leaves in all attention layers."""
+        if self.token_bytes is not None:
+            return self.token_bytes
         return sum(
             2 * layer.num_kv_heads * layer.head_dim * self.kv_itemsize
             for layer in self.attention_layers
@@ -104,6 +117,8 @@ class ModelShape:
     @property
     def state_bytes(self) -> int:
         """Bytes of one checkpoint: recurrent and convolution state of all state layers."""
+        if self.checkpoint_bytes is not None:
+            return self.checkpoint_bytes
         total = 0
         for layer in self.state_layers:
             inner = layer.num_heads * layer.head_dim

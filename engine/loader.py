@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
+from agentcache.engine.describe import text_config
 from agentcache.engine.families import family_of
 from agentcache.engine.tiny_hybrid import EMBEDDED_MODELS, hybrid_path
 from agentcache.errors import ModelNotFound
@@ -48,7 +49,7 @@ def load_model(name: str | Path, dtype: torch.dtype | None = None) -> LoadedMode
             f"no model at {name!r}: {_first_line(error)}; give an embedded name ({known}), a "
             "folder with config.json and weights, or a Hub id that has been downloaded"
         ) from error
-    family_of(config.model_type)
+    family_of(text_config(config).model_type)
     quiet = _without_bar() if str(name) in EMBEDDED_MODELS else nullcontext()
     try:
         with quiet:

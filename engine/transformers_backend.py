@@ -1,19 +1,27 @@
-"""The transformers backend: its modeling code and weights, our caches, scan and attention."""
+"""The transformers backend: its modeling code and weights, our caches, scans and attention."""
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache
 
 from agentcache.engine.attention import register_attention
-from agentcache.engine.cache_layers import ForwardContext, make_layers
-from agentcache.engine.families import family_of
-from agentcache.pools.layout import KVLayout, StateLayout
+from agentcache.engine.backend import Batch, Span
+from agentcache.engine.cache_layers import (
+    ForwardContext,
+    PagedKVLayer,
+    SlotStateLayer,
+    make_layers,
+)
+from agentcache.engine.describe import describe
 
 if TYPE_CHECKING:
-    from agentcache.engine.backend import Batch, Span
+    from collections.abc import Iterator
+
     from agentcache.types import ModelShape
 
 __all__ = ["TransformersBackend", "shape_of"]
@@ -21,46 +29,59 @@ __all__ = ["TransformersBackend", "shape_of"]
 
 def shape_of(model: Any) -> ModelShape:
     """The sizes of a loaded model. Raises UnsupportedModel."""
-    return family_of(model.config.model_type).shape(model.config, model.dtype)
+    return describe(model).shape
 
 
 class TransformersBackend:
     """Takes a loaded causal LM over: from here on it only computes over our pools.
 
-    Extends one sequence a pass; decodes one token for any number of sequences. Raises
+    Extends one sequence a pass; decodes one token for any number of sequences. Where the family's
+    mixers cannot hand out a state from inside a pass, the pass is cut there. Raises
     UnsupportedModel for a family that is not admitted.
     """
 
     max_extend_batch = 1
 
     def __init__(self, model: Any) -> None:
-        config = model.config
-        family = family_of(config.model_type)
+        description = describe(model)
+        family = description.family
         self.model = model.eval()
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self.shape = shape_of(model)
-        self.kv_layout = KVLayout(family.kv_specs(config), self.dtype)
-        self.state_layout = StateLayout(family.state_specs(config, self.dtype))
+        self.shape = description.shape
+        self.kv_layout = description.kv
+        self.state_layout = description.state
         family.install(model)
         model.set_attn_implementation(register_attention())
-        self._layers = make_layers(
-            [spec.layer_idx for spec in self.kv_layout.specs],
-            {spec.layer_idx for spec in self.state_layout.specs},
-        )
-        self._cache = Cache(layers=list(self._layers))
+        layers = make_layers(description)
+        self._attention = [layer for layer in layers if isinstance(layer, PagedKVLayer)]
+        self._states = [layer for layer in layers if isinstance(layer, SlotStateLayer)]
+        self._cache = Cache(layers=list(layers))
+        self._cuts = bool(self._states) and family.captures == "cut"
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> list[torch.Tensor]:
         spans = batch.spans
         assert len(spans) == 1 or all(len(span.ids) == 1 for span in spans)
-        context = ForwardContext(batch)
-        for layer in self._layers:
+        if self._cuts and len(spans) == 1:
+            parts = [self._pass(Batch((part,), batch.pools))[0] for part in _cut(spans[0])]
+            return [torch.cat(parts)]
+        return self._pass(batch)
+
+    def _pass(self, batch: Batch) -> list[torch.Tensor]:
+        spans, context = batch.spans, ForwardContext(batch)
+        bound: list[PagedKVLayer | SlotStateLayer] = [*self._attention, *self._states]
+        for layer in bound:
             layer.bind(context)
         try:
             logits = self._call(spans, context)
+            for layer in self._states:
+                layer.write_back()
+            unread = [layer.layer_idx for layer in self._attention if layer.unread]
+            assert not unread, f"layers {unread} stored keys that no attention has read"
         finally:
-            for layer in self._layers:
+            for layer in bound:
                 layer.unbind()  # no memory of a batch outlives its pass
         for span in spans:
             for capture in span.captures:
@@ -70,13 +91,16 @@ class TransformersBackend:
 
     def _call(self, spans: tuple[Span, ...], context: ForwardContext) -> list[torch.Tensor]:
         ids = torch.tensor([span.ids.tolist() for span in spans], device=self.device)
-        starts = torch.tensor([[span.start] for span in spans], device=self.device)
         wanted = spans[0].logits_at if len(spans) == 1 else (0,)
+        positions = {}
+        if self._takes_positions:
+            starts = torch.tensor([[span.start] for span in spans], device=self.device)
+            positions["position_ids"] = starts + torch.arange(ids.shape[1], device=self.device)
         out = self.model(
             input_ids=ids,
-            # Given as a mapping, masks are not built: our attention and mixers need none.
-            attention_mask={"full_attention": None, "linear_attention": None},
-            position_ids=starts + torch.arange(ids.shape[1], device=self.device),
+            # For an attention that is not one of its own transformers builds no masks.
+            attention_mask=None,
+            **positions,
             cache=self._cache,
             use_cache=True,
             logits_to_keep=torch.tensor(wanted or (0,), device=self.device),
@@ -84,3 +108,18 @@ class TransformersBackend:
         )
         logits = out.logits.float()
         return [logits[i, : len(span.logits_at)] for i, span in enumerate(spans)]
+
+
+def _cut(span: Span) -> Iterator[Span]:
+    """The span in parts that end at its captures."""
+    start = span.start
+    for stop in sorted({capture.length for capture in span.captures} | {span.stop}):
+        low, high = start - span.start, stop - span.start
+        yield replace(
+            span,
+            ids=span.ids[low:high],
+            start=start,
+            logits_at=tuple(at - low for at in span.logits_at if low <= at < high),
+            captures=tuple(capture for capture in span.captures if capture.length == stop),
+        )
+        start = stop

@@ -122,7 +122,7 @@ def compare(
     different, logit_error = _logits(warm_logits, cold.logits)
     layers: dict[str, float] = {}
     for (layer, name), state in pools.state.items():
-        layers[f"{layer}.{'state' if name == 'recurrent' else name}"] = _distance(
+        layers[f"{layer}.{name.replace('recurrent', 'state')}"] = _distance(
             state[row], cold.pools.state[layer, name][0]
         )
     for layer in pools.kv:
@@ -163,7 +163,7 @@ def _distance(warm: torch.Tensor, cold: torch.Tensor) -> float:
 def _kv(pools: TensorPools, table: PageTable, layer: int, length: int) -> torch.Tensor:
     keys, values = pools.kv[layer]
     runs = list(table.runs(0, length))
-    parts = [half[at : at + num] for half in (keys, values) for at, num in runs]
+    parts = [half[at : at + num].flatten() for half in (keys, values) for at, num in runs]
     return torch.cat(parts) if parts else keys[:0]
 
 

@@ -53,7 +53,7 @@ def prefill_flops(shape: ModelShape, start: int, stop: int, with_head: int = 1) 
     for layer in shape.layers:
         if layer.mixer == "attention":
             total += attention_flops(layer, shape.hidden_dim, start, stop)
-        else:
+        elif layer.mixer != "none":
             total += mamba2_flops(layer, shape.hidden_dim, num_tokens)
         total += mlp_flops(layer, shape.hidden_dim, num_tokens)
     return total
@@ -74,6 +74,9 @@ def attention_flops(layer: LayerKind, hidden_dim: int, start: int, stop: int) ->
 
 def mamba2_flops(layer: LayerKind, hidden_dim: int, num_tokens: int) -> int:
     """FLOPs of one Mamba-2 mixer over `num_tokens` tokens, whatever their position.
+
+    Other recurrences are counted by it too: they project, convolve and update states of the same
+    sizes, with other small factors.
 
     The recurrence is counted in its plain form: per state element one multiply-add each for the
     decay, the outer product that comes in and the output. A chunked scan does more arithmetic for

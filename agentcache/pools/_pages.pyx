@@ -49,6 +49,7 @@ cdef class _Ints:
 cdef class PageAllocator:
     """Reference counts over pages `0..num_pages-1`, whatever the pages hold."""
 
+    cdef dict __dict__  # calls can be replaced on an instance, as on the reference's
     cdef readonly Py_ssize_t num_pages
     cdef readonly object refs
     cdef readonly object fill

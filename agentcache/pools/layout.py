@@ -26,11 +26,27 @@ _ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """One attention layer: keys and values of shape [num_kv_heads, head_dim] each per token."""
+    """One attention layer: keys [num_kv_heads, head_dim] and values of the same shape per token.
+
+    value_dim: width of a value, where it is another than a key's. window: how many positions a
+    token sees, its own included; None: all before it.
+    """
 
     layer_idx: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+    window: int | None = None
+
+    @property
+    def value_width(self) -> int:
+        """Elements of one head's value."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of one token's keys and values."""
+        return self.num_kv_heads * (self.head_dim + self.value_width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +93,7 @@ class SidecarSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """One token's KV of all layers, side by side: [layer, 2, num_kv_heads, head_dim].
+    """One token's KV of all layers, side by side: per layer its keys, then its values.
 
     Token after token this way, any run of neighbouring slots is one strided view per layer, and a
     page of all layers is one block of memory. Sidecars lie in pools of their own, under the same
@@ -90,7 +106,7 @@ class KVLayout:
 
     @property
     def token_elements(self) -> int:
-        return sum(2 * spec.num_kv_heads * spec.head_dim for spec in self.specs)
+        return sum(spec.token_elements for spec in self.specs)
 
     @property
     def token_bytes(self) -> int:
@@ -99,7 +115,10 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """One state tensor of one layer, for one sequence. `name` is "conv" or "recurrent"."""
+    """One state tensor of one layer, for one sequence.
+
+    `name` is "conv" or "recurrent", with a number behind it from a layer's second one on.
+    """
 
     layer_idx: int
     name: str

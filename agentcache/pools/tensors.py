@@ -28,7 +28,7 @@ class TensorPools:
     row_bytes]: the private states of running requests, then `num_staging` rows into which a forward
     pass puts the states it captures on the way.
 
-    kv: per attention layer keys and values of every token slot, [num_slots, heads, dim] each.
+    kv: per attention layer keys and values of every token slot, [num_slots, heads, width] each.
     state: per (layer_idx, name) that tensor of every row, [rows, *shape].
     sidecars: per name its entries beside every page, [num_pages, entries, *shape].
 
@@ -123,18 +123,18 @@ class TensorPools:
         return sum(memory.untyped_storage().nbytes() for memory in memories)
 
     def _kv_views(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Per attention layer keys and values of every token slot, [num_slots, heads, dim]."""
+        """Per attention layer keys and values of every token slot, [num_slots, heads, width]."""
         if not self.kv_layout.specs:
             return {}
         slots = self._arena.view(self.kv_layout.dtype).view(-1, self.kv_layout.token_elements)
         out, at = {}, 0
         for spec in self.kv_layout.specs:
-            size = spec.num_kv_heads * spec.head_dim
-            shape = (len(slots), spec.num_kv_heads, spec.head_dim)
-            keys = slots[:, at : at + size].view(shape)
-            values = slots[:, at + size : at + 2 * size].view(shape)
+            middle = at + spec.num_kv_heads * spec.head_dim
+            end = at + spec.token_elements
+            keys = slots[:, at:middle].view(len(slots), spec.num_kv_heads, spec.head_dim)
+            values = slots[:, middle:end].view(len(slots), spec.num_kv_heads, spec.value_width)
             out[spec.layer_idx] = (keys, values)
-            at += 2 * size
+            at = end
         return out
 
     def _sidecar_view(self, spec: SidecarSpec) -> torch.Tensor:

@@ -295,11 +295,13 @@ def _their_conv(x: Tensor, weight: Tensor, bias: Tensor, state: Tensor) -> Tenso
 def _paged_attention_cases() -> Iterator[Case]:
     num_heads, num_kv_heads, head_dim, num_layers = 6, 2, 64, 2
     scale = head_dim**-0.5
-    for num_new, lengths in (
-        (1, [1024]),
-        (1, [16] * 100),
-        (1, [32768]),
-        (32, [8192]),
+    for num_new, lengths, window in (
+        (1, [1024], None),
+        (1, [16] * 100, None),
+        (1, [32768], None),
+        (32, [8192], None),
+        (1, [8192], 1024),
+        (32, [8192], 1024),
     ):
         q, k, v = (
             torch.randn(h, num_new, head_dim) for h in (num_heads, num_kv_heads, num_kv_heads)
@@ -309,11 +311,12 @@ def _paged_attention_cases() -> Iterator[Case]:
 
         arguments = (q, history, k, v)
         ours, reference, copying = (
-            _pure(partial(_single, form, arguments, scale))
+            _pure(partial(_single, form, arguments, scale=scale, window=window))
             for form in (segment_attention, _reference_attention, _attention_by_copy)
         )
+        name = f"T{num_new} history {len(lengths)}x{lengths[0]}"
         yield Case(
-            f"T{num_new} history {len(lengths)}x{lengths[0]}",
+            name if window is None else f"{name} window {window}",
             num_new,
             ours,
             reference,
@@ -321,24 +324,45 @@ def _paged_attention_cases() -> Iterator[Case]:
         )
 
 
-def _single(form: Callable[..., Tensor], arguments: tuple[Any, ...], scale: float) -> Outputs:
-    return (form(*arguments, scale=scale),)
+def _single(form: Callable[..., Tensor], arguments: tuple[Any, ...], **options: Any) -> Outputs:
+    return (form(*arguments, **options),)
 
 
 def _reference_attention(
-    q: Tensor, history: list[tuple[Tensor, Tensor]], k: Tensor, v: Tensor, *, scale: float
+    q: Tensor,
+    history: list[tuple[Tensor, Tensor]],
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
-    return segment_attention_reference(q, history, k, v, scale)
+    return segment_attention_reference(q, history, k, v, scale, window=window)
 
 
 def _attention_by_copy(
-    q: Tensor, history: list[tuple[Tensor, Tensor]], k: Tensor, v: Tensor, *, scale: float
+    q: Tensor,
+    history: list[tuple[Tensor, Tensor]],
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
-    """PyTorch's attention on keys and values gathered for it, as a cache that appends does."""
+    """PyTorch's attention on keys and values gathered for it, as a cache that appends does.
+
+    With a window, on those that one of the new tokens sees, as a cache that slides does.
+    """
+    num_new = q.shape[1]
+    if window is not None:
+        assert len(history) == 1, "the cases with a window have one run"
+        history = [(keys[1 - window :], values[1 - window :]) for keys, values in history]
     keys = torch.cat([*(run.transpose(0, 1) for run, _ in history), k], dim=1)
     values = torch.cat([*(run.transpose(0, 1) for _, run in history), v], dim=1)
-    num_new = q.shape[1]
-    mask = torch.ones(num_new, keys.shape[1], dtype=torch.bool).tril(keys.shape[1] - num_new)
+    past_len = keys.shape[1] - num_new
+    mask = torch.ones(num_new, keys.shape[1], dtype=torch.bool).tril(past_len)
+    if window is not None:
+        mask = mask.triu(past_len + 1 - window)
     out = F.scaled_dot_product_attention(
         q[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
     )

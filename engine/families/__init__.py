@@ -1,14 +1,20 @@
-"""Model families, one file each: layer kinds, state shapes, traps. What is not here is refused."""
+"""Model families: layer kinds, what is replaced, traps. What is not here is refused."""
 
 from __future__ import annotations
 
+from agentcache.engine.families import attention, convolution, delta, ssd
 from agentcache.engine.families.base import Family
-from agentcache.engine.families.granitemoehybrid import GRANITE_MOE_HYBRID
 from agentcache.errors import UnsupportedModel
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (GRANITE_MOE_HYBRID,)}
+FAMILIES: dict[str, Family] = {
+    model_type: family
+    for group in (attention, convolution, delta, ssd)
+    for family in group.FAMILIES
+    for model_type in family.model_types
+}
+"""By the `model_type` of the text model's config."""
 
 
 def family_of(model_type: str) -> Family:

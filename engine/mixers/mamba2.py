@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +14,17 @@ from agentcache.kernels.ssd_scan import ssd_scan
 from agentcache.kernels.state_update import state_update
 
 if TYPE_CHECKING:
-    from agentcache.engine.cache_layers import ForwardContext, SlotStateLayer
+    from agentcache.engine.cache_layers import SlotStateLayer
 
-__all__ = ["mamba2_forward"]
+__all__ = ["install_mamba2"]
+
+
+def install_mamba2(model: nn.Module) -> None:
+    """Replace the forward of a model's Mamba-2 mixers, on the instances alone: other models in the
+    process keep the stock one."""
+    for module in model.modules():
+        if hasattr(module, "A_log") and hasattr(module, "ssm_state_size"):
+            vars(module)["forward"] = MethodType(mamba2_forward, module)
 
 
 def mamba2_forward(
@@ -23,8 +32,6 @@ def mamba2_forward(
     hidden_states: torch.Tensor,
     cache: Any = None,
     attention_mask: torch.Tensor | None = None,
-    *,
-    agentcache: ForwardContext,
     **kwargs: Any,
 ) -> torch.Tensor:
     """Forward of transformers' Mamba-2 mixer modules, bound to an instance as its `forward`.
@@ -34,19 +41,30 @@ def mamba2_forward(
     """
     mixer: Any = self
     layer: SlotStateLayer = cache.layers[mixer.layer_idx]
-    gate, mixed, dt = mixer.in_proj(hidden_states).split(
+    gate, mixed, dt = _project(mixer, hidden_states).split(
         [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1
     )
     low, high = mixer.time_step_limit
     dt = F.softplus(dt.float() + mixer.dt_bias.float()).clamp(low, high)
     if hidden_states.shape[1] == 1:
         y = _step(mixer, layer, mixed, dt)
-        layer.write_back()
     else:
-        y = _extend(mixer, layer, mixed, dt, agentcache)
-    y = mixer.norm(y.to(hidden_states.dtype), gate)
+        y = _extend(mixer, layer, mixed, dt)
+    y = y.to(hidden_states.dtype)
+    gates_in_norm = getattr(mixer, "mamba_rms_norm", True)
+    y = mixer.norm(y, gate) if gates_in_norm else y * F.silu(gate)
     out: torch.Tensor = mixer.out_proj(y)
     return out
+
+
+def _project(mixer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Gate, convolution channels and time steps together; falcon_h1 has factors on either side."""
+    before = getattr(mixer, "ssm_in_multiplier", None)
+    after = getattr(mixer, "mup_vector", None)
+    projected: torch.Tensor = mixer.in_proj(
+        hidden_states if before is None else hidden_states * before
+    )
+    return projected if after is None else projected * after
 
 
 def _split(mixer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -75,10 +93,9 @@ def _extend(
     layer: SlotStateLayer,
     mixed: torch.Tensor,
     dt: torch.Tensor,
-    context: ForwardContext,
 ) -> torch.Tensor:
     """Several tokens of one sequence, with the states at the planned positions set aside."""
-    span = context.spans[0]
+    span = layer.context.spans[0]
     inside = [c for c in span.captures if c.length < span.stop]
     at = tuple(capture.length - span.start for capture in inside)
     weight = mixer.conv1d.weight.squeeze(1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from testkit.models import micro_config, tokenizer
-from transformers import DynamicCache, GraniteMoeHybridForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, GraniteMoeHybridForCausalLM
 
 from agentcache.config import CacheConfig
 from agentcache.engine.tiny_hybrid import build
@@ -87,12 +87,6 @@ def test_bfloat16_weights_keep_float32_recurrent_states() -> None:
 
 
 def test_family_that_is_not_admitted_is_refused_by_name() -> None:
-    config = LlamaConfig(
-        vocab_size=8192,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    with pytest.raises(UnsupportedModel, match=r"'llama'.*granitemoehybrid"):
-        Runtime(LlamaForCausalLM(config), tokenizer())
+    config = GPT2Config(vocab_size=8192, n_embd=32, n_layer=1, n_head=2)
+    with pytest.raises(UnsupportedModel, match=r"'gpt2'.*granitemoehybrid"):
+        Runtime(GPT2LMHeadModel(config), tokenizer())

@@ -329,12 +329,10 @@ def test_budget_pays_for_what_lies_beside_the_pages(
 
 def give_sidecars(monkeypatch: pytest.MonkeyPatch, sidecars: tuple[SidecarSpec, ...]) -> None:
     """Let the backend's model have sidecars, which nobody fills."""
-    from agentcache.engine import transformers_backend
+    from agentcache.engine import describe
 
-    plain = transformers_backend.KVLayout
-    monkeypatch.setattr(
-        transformers_backend, "KVLayout", lambda specs, dtype: plain(specs, dtype, sidecars)
-    )
+    plain = describe.KVLayout
+    monkeypatch.setattr(describe, "KVLayout", lambda specs, dtype: plain(specs, dtype, sidecars))
 
 
 def test_stats_of_a_runtime_name_each_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:

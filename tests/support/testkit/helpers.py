@@ -47,10 +47,6 @@ def rules_of(
     return rules
 
 
-class Pages(PageAllocator):
-    """An allocator whose calls a test can replace, which it cannot where they are compiled."""
-
-
 def make_cache(
     *,
     num_pages: int = 64,
@@ -67,7 +63,7 @@ def make_cache(
     """A cache over counting pools; `shadow`: over pools that remember what every slot holds."""
     rules = rules_of(page_size, kv=kv, window=window, state=state_pages > 0, swa_page=swa_page)
     kind = Shadow if shadow else Counting
-    pools = kind(Pages(num_pages), RowAllocator(num_rows), state_pages)
+    pools = kind(PageAllocator(num_pages), RowAllocator(num_rows), state_pages)
     tree = RadixTree(rules)
     return HybridCache(
         tree, pools, make_policy(policy), ManualClock(), Metrics(), min_gain=min_gain

@@ -14,12 +14,12 @@ from agentcache.clock import ManualClock
 from agentcache.metrics import Metrics
 from agentcache.policy.eviction import make_policy
 from agentcache.pools.base import RowAllocator
+from agentcache.pools.pages import PageAllocator
 from agentcache.tree.check import check_tree
 from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import IntArray, Kind
 from testkit.helpers import (
     NAMESPACE,
-    Pages,
     Shadow,
     absorb,
     ids,
@@ -137,7 +137,7 @@ def make_tiered(
     events: Events | None = None,
 ) -> HybridCache:
     """A cache over `Shadow` pools above a `ShadowTier`; without one where `lower_pages` is 0."""
-    pools = Shadow(Pages(num_pages), RowAllocator(num_rows), state_pages)
+    pools = Shadow(PageAllocator(num_pages), RowAllocator(num_rows), state_pages)
     rules = rules_of(page_size, kv=kv, window=window, state=state_pages > 0, swa_page=swa_page)
     return HybridCache(
         RadixTree(rules),

@@ -1,0 +1,205 @@
+"""What a loaded model keeps, read off a short run of it as it is.
+
+Shapes, widths and dtypes are those the modeling code itself hands to its cache, so no formula of
+them is written down twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from agentcache.engine.families import family_of
+from agentcache.errors import UnsupportedModel
+from agentcache.pools.layout import KVLayout, KVSpec, StateLayout, StateSpec
+from agentcache.types import LayerKind, ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agentcache.engine.families import Family
+
+__all__ = ["Description", "KeptLayer", "describe", "text_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLayer:
+    """What one cache layer keeps: KV, states, both or nothing."""
+
+    kv: KVSpec | None
+    states: tuple[StateSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A model's family, sizes, and what each of its cache layers keeps."""
+
+    family: Family
+    shape: ModelShape
+    kv: KVLayout
+    state: StateLayout
+    layers: tuple[KeptLayer, ...]
+
+
+def text_config(config: Any) -> Any:
+    """The part of a config that describes the language model."""
+    return config.get_text_config(decoder=True)
+
+
+def describe(model: Any) -> Description:
+    """Describe a model before or after the engine has taken it over. Raises UnsupportedModel."""
+    known: Description | None = vars(model).get(_NAME)
+    if known is None:  # remembered with the model: once taken over it cannot run as it was
+        known = vars(model)[_NAME] = _describe(model)
+    return known
+
+
+_NAME = "agentcache_description"
+_SAMPLE_LEN = 16
+_CHANGING_ROPE = ("dynamic", "longrope")
+
+
+def _describe(model: Any) -> Description:
+    config = text_config(model.config)
+    family = family_of(config.model_type)
+    reason = family.refuses(config) or _rope(config)
+    if reason is not None:
+        raise UnsupportedModel(f"this {config.model_type} model is not admitted: {reason}")
+    cache = _Recording(config)
+    ids = torch.arange(_SAMPLE_LEN, device=model.device)[None] % config.vocab_size
+    with torch.inference_mode():
+        model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
+    layers = tuple(_kept(cache, i) for i in range(len(cache.layers)))
+    kv = KVLayout(tuple(layer.kv for layer in layers if layer.kv is not None), model.dtype)
+    state = StateLayout(tuple(spec for layer in layers for spec in layer.states))
+    shape = ModelShape(
+        hidden_dim=config.hidden_size,
+        vocab_size=config.vocab_size,
+        layers=tuple(kind for layer in layers for kind in _mixers(config, family, layer)),
+        max_len=getattr(config, "max_position_embeddings", None) or _ANY_LEN,
+        kv_itemsize=model.dtype.itemsize,
+        token_bytes=kv.token_bytes,
+        checkpoint_bytes=sum(spec.num_bytes for spec in state.specs),
+    )
+    return Description(family, shape, kv, state, layers)
+
+
+_ANY_LEN = 2**31 - 1
+
+
+def _rope(config: Any) -> str | None:
+    """Positions that are scaled by the longest of a whole batch depend on who shares the pass."""
+    given = getattr(config, "rope_parameters", None) or {}
+    kinds = [given, *(value for value in given.values() if isinstance(value, dict))]
+    found = {kind.get("rope_type") for kind in kinds}.intersection(_CHANGING_ROPE)
+    if not found:
+        return None
+    return f"rope of type {found.pop()!r} depends on the longest sequence of a batch"
+
+
+class _Recording(DynamicCache):
+    """The stock cache, which also notes for which convolutions a kernel's width was named."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config)
+        self.named: set[tuple[int, int]] = set()
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        if kwargs.get("conv_kernel_size") is not None:
+            self.named.add((layer_idx, state_idx))
+        done: torch.Tensor = super().update_conv_state(
+            conv_states, layer_idx, state_idx=state_idx, **kwargs
+        )
+        return done
+
+
+def _kept(cache: _Recording, layer_idx: int) -> KeptLayer:
+    layer: Any = cache.layers[layer_idx]
+    kv = None
+    if getattr(layer, "keys", None) is not None:
+        _, num_heads, _, width = layer.keys.shape
+        value_width = layer.values.shape[-1]
+        window = layer.sliding_window if layer.is_sliding else None
+        kv = KVSpec(
+            layer_idx, num_heads, width, None if value_width == width else value_width, window
+        )
+    states: list[StateSpec] = []
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        for idx in range(layer.number_of_states):
+            states += _states(cache, layer_idx, idx)
+    return KeptLayer(kv, tuple(states))
+
+
+def _states(cache: _Recording, layer_idx: int, idx: int) -> Iterator[StateSpec]:
+    layer: Any = cache.layers[layer_idx]
+    suffix = str(idx) if idx else ""
+    conv, recurrent = layer.conv_states[idx], layer.recurrent_states[idx]
+    if conv is not None:
+        # Of the inputs under a kernel of K taps the last K - 1 are needed for what follows.
+        width = conv.shape[-1] - ((layer_idx, idx) in cache.named)
+        yield StateSpec(layer_idx, f"conv{suffix}", (*conv.shape[1:-1], width), conv.dtype)
+    if recurrent is not None:
+        shape = tuple(recurrent.shape[1:])
+        yield StateSpec(layer_idx, f"recurrent{suffix}", shape, recurrent.dtype)
+
+
+def _mixers(config: Any, family: Family, layer: KeptLayer) -> Iterator[LayerKind]:
+    """The layer's mixers, of which the first is followed by its MLP."""
+    mlp_dim = _mlp_dim(config)
+    if layer.states:
+        yield _recurrence(family, layer.states, mlp_dim)
+        mlp_dim = 0
+    if layer.kv is not None:
+        yield LayerKind(
+            mixer="attention",
+            num_heads=config.num_attention_heads,
+            head_dim=layer.kv.head_dim,
+            num_kv_heads=layer.kv.num_kv_heads,
+            mlp_dim=mlp_dim,
+        )
+    elif not layer.states:
+        yield LayerKind("none", num_heads=0, head_dim=0, mlp_dim=mlp_dim)
+
+
+def _recurrence(family: Family, states: tuple[StateSpec, ...], mlp_dim: int) -> LayerKind:
+    sizes = {spec.name: spec.shape for spec in states}
+    conv = sizes.get("conv", (0, 0))
+    channels, conv_width = conv[0], conv[-1] + 1
+    state = sizes.get("recurrent", ())
+    if len(state) == 3:
+        heads, first, second = state
+        head_dim, state_dim = (second, first) if family.mixer == "delta" else (first, second)
+        groups = max(0, channels - heads * head_dim) // (2 * state_dim)
+    else:
+        heads, head_dim, groups = (state or (channels,))[0], 1, 0
+        state_dim = state[1] if len(state) == 2 else 0
+    return LayerKind(
+        mixer=family.mixer,
+        num_heads=heads,
+        head_dim=head_dim,
+        state_dim=state_dim,
+        num_groups=groups,
+        conv_width=conv_width,
+        mlp_dim=mlp_dim,
+    )
+
+
+def _mlp_dim(config: Any) -> int:
+    """Width of a layer's MLP, experts that one token visits together; an estimate."""
+
+    def named(*names: str) -> int:
+        value = next((v for v in (getattr(config, name, None) for name in names) if v), 0)
+        return int(max(value) if isinstance(value, (list, tuple)) else value)
+
+    dense = named("intermediate_size")
+    if not named("num_local_experts", "num_experts", "n_routed_experts"):
+        return named("shared_intermediate_size") or dense
+    active = named("num_experts_per_tok", "num_experts_per_token")
+    shared = named("shared_intermediate_size", "shared_expert_intermediate_size")
+    return shared + active * (named("moe_intermediate_size") or dense)
