@@ -331,8 +331,10 @@ def give_sidecars(monkeypatch: pytest.MonkeyPatch, sidecars: tuple[SidecarSpec, 
     """Let the backend's model have sidecars, which nobody fills."""
     from agentcache.engine import describe
 
-    plain = describe.KVLayout
-    monkeypatch.setattr(describe, "KVLayout", lambda specs, dtype: plain(specs, dtype, sidecars))
+    plain = describe.describe(micro_model())
+    kv = KVLayout(plain.kv.specs, plain.kv.dtype, sidecars)
+    monkeypatch.setattr(describe, "_describe", lambda model: replace(plain, kv=kv))
+    monkeypatch.delitem(vars(micro_model()), describe._NAME)
 
 
 def test_stats_of_a_runtime_name_each_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
