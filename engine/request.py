@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     import torch
 
     from agentcache.cache import Lease, Match, SessionRef
+    from agentcache.engine.grammar import Grammar
     from agentcache.engine.sampling import Sampler, SamplingParams
     from agentcache.engine.stopping import StopStrings
     from agentcache.engine.tokenizer import Detokenizer
     from agentcache.engine.verify import VerifyResult
-    from agentcache.types import FinishReason, IntArray, Usage
+    from agentcache.types import FinishReason, IntArray, TokenLogprob, Usage
 
 __all__ = ["EngineResult", "Request", "RequestSpec", "TokenBuffer"]
 
@@ -30,10 +31,11 @@ class RequestSpec:
     prompt: token ids, at least one. begun_at: when the caller's call began, on the runtime's clock;
     times of the usage count from there. structural, passing: prompt lengths worth a
     checkpoint, to others or to this trajectory alone. after, known_len: the mark of a tip whose
-    path equals `prompt[:known_len]`. salts: further identity, as (position, digest). session: its
-    name, for listeners to events. replay: ids to absorb in place of sampling; stepwise: one by one
+    path equals `prompt[:known_len]`. salts: further identity, as (position, digest). tenant: on
+    whose account it is computed. session: its name, for listeners to events. replay: ids to absorb
+    in place of sampling; stepwise: one by one
     through decoding. verify: True compares with a cold run before the call returns, a number is
-    the share of calls compared after it.
+    the share of calls compared after it. grammar: what a sampled reply is kept to.
     emit: called on the engine thread with (ids, text) as they come. finish: turns the result into
     what the caller's future gets, on the engine thread.
     """
@@ -52,7 +54,9 @@ class RequestSpec:
     stepwise: bool = False
     return_logits: bool = False
     verify: bool | float = False
+    grammar: Grammar | None = None
     priority: int = 0
+    tenant: str | None = None
     session: str | None = None
     emit: Callable[[tuple[int, ...], str], None] | None = None
 
@@ -64,6 +68,7 @@ class EngineResult:
     ids: output ids. text: their text, without end id and without what a stop string cut off.
     match: what was known at the start. ref: the session's mark, held for the caller.
     absorbed_len: tokens of prompt and output in the final state. logits: [len(ids), vocab].
+    logprobs: one record per output id; both where they were asked for.
     """
 
     ids: IntArray
@@ -76,6 +81,7 @@ class EngineResult:
     absorbed_len: int
     logits: torch.Tensor | None
     verify: VerifyResult | None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class TokenBuffer:
@@ -122,6 +128,8 @@ class Request:
     first_token_at: float | None = None
     text: list[str] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    failure: Exception | None = None
     cancelled: bool = False
     restarted: bool = False
 
@@ -158,3 +166,13 @@ class Request:
     @property
     def keeps_logits(self) -> bool:
         return self.spec.return_logits or self.spec.verify is True or self.verify_after
+
+    @property
+    def num_rows(self) -> int:
+        """Output ids whose distributions have been kept or noted."""
+        return max(len(self.logits), len(self.logprobs))
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether the distribution of every output id is needed, of recorded ones too."""
+        return self.keeps_logits or self.spec.sampling.logprobs

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from agentcache.cache import HybridCache, OutOfPages
+from agentcache.cache import HybridCache, OutOfPages, common_prefix_len
 from agentcache.engine.backend import Batch, Capture, ModelBackend, Span
 from agentcache.engine.request import EngineResult, Request
+from agentcache.engine.sampling import token_logprobs
 from agentcache.engine.scheduler import Scheduler
 from agentcache.engine.verify import ColdRun, VerifyResult, cold_run, compare
-from agentcache.errors import RequestCancelled, RequestTooLarge
-from agentcache.types import FinishReason, IntArray, Usage
+from agentcache.errors import InvalidRequest, RequestCancelled, RequestTooLarge
+from agentcache.types import FEW_TOKENS, FinishReason, IntArray, Usage
 
 if TYPE_CHECKING:
     from agentcache.clock import Clock
@@ -46,7 +47,8 @@ class Stepper:
         self._end_ids = end_ids
         self._chunk_len = chunk_len
         self._clock = clock
-        self._scheduler = Scheduler(chunk_len, len(pools.staging_rows))
+        rows = pools.rows.num_rows
+        self._scheduler = Scheduler(chunk_len, len(pools.staging_rows), max(1, rows // 2))
 
     @property
     def idle(self) -> bool:
@@ -73,13 +75,28 @@ class Stepper:
 
     def _drop_cancelled(self) -> None:
         for request in [*self._scheduler.running, *self._scheduler.waiting]:
-            if request.cancelled:
+            if request.failure is not None:
+                self._fail(request, request.failure)
+            elif request.cancelled:
                 self._fail(request, RequestCancelled("the call was cancelled by its caller"))
 
     def _acquire(self) -> None:
         """Give leases to waiting requests while rows and pages last."""
-        while (request := self._scheduler.next_waiting()) and self.pools.rows.num_free:
+        for request in self._scheduler.next_waiting():
+            if not self.pools.rows.num_free:
+                return
             spec = request.spec
+            known = self.cache.peek(
+                spec.namespace,
+                request.tokens.array,
+                salts=spec.salts,
+                after=spec.after,
+                known_len=spec.known_len,
+            )
+            if self._follows(request, known):
+                continue
+            if not self._scheduler.has_room(len(request.tokens) - known):
+                continue
             try:
                 lease = self.cache.acquire(
                     spec.namespace,
@@ -100,6 +117,25 @@ class Stepper:
                 request.first_match = lease.match
                 request.cached_len = min(lease.boundary, request.prompt_len)
             self._scheduler.start(request)
+
+    def _follows(self, request: Request, known: int) -> bool:
+        """Whether a prompt in progress is about to publish more of the request's tokens than are
+        known; the request then waits for it."""
+        tokens, spec = request.tokens.array, request.spec
+        for leader in self._scheduler.extending():
+            lease, other = leader.lease, leader.spec
+            assert lease is not None
+            if (other.namespace, other.salts) != (spec.namespace, spec.salts):
+                continue
+            planned = [at for at in lease.plan if at > max(lease.committed_len, known + FEW_TOKENS)]
+            if not planned or planned[0] >= len(tokens):
+                continue
+            shared = common_prefix_len(leader.tokens.array[: planned[-1]], tokens[:-1])
+            coming = [at for at in planned if at <= shared]
+            if coming:
+                self._scheduler.follow(request, leader, coming[-1])
+                return True
+        return False
 
     def _short(self, request: Request, short: OutOfPages) -> None:
         """A waiting request cannot be acquired: wait for others, or fail alone."""
@@ -182,6 +218,7 @@ class Stepper:
         )
         logits = self._forward((span,), "extend")[0]
         request.absorbed = chunk.stop
+        self._scheduler.charge(request, chunk.stop - chunk.start)
         reason = self._after_extend(request, logits)  # the first token does not wait for filing
         for capture in captures:
             self.cache.commit(lease, request.tokens.array, capture.length, capture.row)
@@ -191,9 +228,9 @@ class Stepper:
     def _wanted(self, request: Request, start: int, stop: int) -> tuple[int, ...]:
         """Indices in [start, stop) whose logits are needed: of the last prompt token, and of every
         token after it but the last output, where they are kept."""
-        first = request.prompt_len - 1 + len(request.logits)  # what a pre-empted run has is kept
+        first = request.prompt_len - 1 + request.num_rows  # what a pre-empted run has is kept
         last = request.prompt_len - 1
-        if request.keeps_logits:
+        if request.wants_rows:
             last = max(last, len(request.tokens) - 2)
         if self._resumes(request, stop):
             last = len(request.tokens) - 1
@@ -217,6 +254,8 @@ class Stepper:
             return None
         if request.keeps_logits:
             request.logits.extend(logits)
+        if request.spec.sampling.logprobs:
+            self._note_logprobs(request, logits)
         return "replay" if request.absorbed == len(request.tokens) else None
 
     def _first_token(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
@@ -226,6 +265,8 @@ class Stepper:
             if request.keeps_logits:
                 request.logits.append(logits)
             self._emit_all(request, replay)
+            if request.spec.sampling.logprobs:
+                self._note_logprobs(request, logits[None])
             return None
         if replay is not None and not len(replay):
             return "replay"
@@ -251,6 +292,7 @@ class Stepper:
         logits = self._forward(spans, "decode")
         for request, rows in zip(ready, logits, strict=True):
             request.absorbed += 1
+            self._scheduler.charge(request, 1)
             reason = self._take_logits(request, rows[0])
             if reason is not None:
                 self._finish(request, reason)
@@ -268,11 +310,20 @@ class Stepper:
         return self.backend.forward(Batch(spans, self.pools))
 
     def _take_logits(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
-        """Choose the next token and say it."""
+        """Choose the next token and say it.
+
+        A reply whose grammar cannot go on fails alone, at the beginning of the next step.
+        """
+        try:
+            token = self._choose(request, logits)
+        except InvalidRequest as error:
+            request.failure = error
+            return None
+        request.tokens.extend(np.array([token], dtype=np.int32))
         if request.keeps_logits:
             request.logits.append(logits.clone())  # not a view that holds the whole batch
-        token = self._choose(request, logits)
-        request.tokens.extend(np.array([token], dtype=np.int32))
+        if request.spec.sampling.logprobs:
+            self._note_logprobs(request, logits[None])
         is_end = token in self._end_ids
         stopped = self._speak(request, token, is_end)
         return self._finish_reason(request, is_end, stopped)
@@ -282,11 +333,18 @@ class Stepper:
             return int(request.spec.replay[request.num_outputs])
         return request.sampler.sample(logits)
 
+    def _note_logprobs(self, request: Request, logits: torch.Tensor) -> None:
+        """Note how likely the next output ids were that have no record yet; logits [n, vocab]."""
+        done = len(request.logprobs)
+        ids = request.outputs[done : done + len(logits)]
+        num_top = request.spec.sampling.top_logprobs
+        request.logprobs.extend(token_logprobs(logits, ids, num_top))
+
     def _finish_reason(self, request: Request, is_end: bool, stopped: bool) -> FinishReason | None:
         replay = request.spec.replay
         if replay is not None:
             return "replay" if request.num_outputs == len(replay) else None
-        if is_end or stopped:
+        if is_end or stopped or request.sampler.is_complete:
             return "stop"
         return "length" if request.num_outputs >= request.spec.sampling.max_new_tokens else None
 
@@ -355,6 +413,7 @@ class Stepper:
             absorbed_len=request.absorbed,
             logits=_own_rows(request.logits) if request.spec.return_logits else None,
             verify=checked,
+            logprobs=tuple(request.logprobs) if request.spec.sampling.logprobs else None,
         )
 
     def _usage(self, request: Request) -> Usage:

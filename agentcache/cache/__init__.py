@@ -4,7 +4,16 @@ from agentcache.cache.hybrid import HybridCache
 from agentcache.cache.lease import Lease
 from agentcache.cache.memory import OutOfPages
 from agentcache.sessions.refs import SessionRef
+from agentcache.tree.key import common_prefix_len
 from agentcache.tree.node import Cursor
 from agentcache.tree.radix_tree import Match
 
-__all__ = ["Cursor", "HybridCache", "Lease", "Match", "OutOfPages", "SessionRef"]
+__all__ = [
+    "Cursor",
+    "HybridCache",
+    "Lease",
+    "Match",
+    "OutOfPages",
+    "SessionRef",
+    "common_prefix_len",
+]

@@ -154,6 +154,19 @@ class HybridCache:
         self.leases.add(lease)
         return lease
 
+    def peek(
+        self,
+        namespace: bytes,
+        tokens: IntArray,
+        *,
+        salts: Salts = (),
+        after: SessionRef | None = None,
+        known_len: int = 0,
+    ) -> int:
+        """How many of `tokens` could be reused now, without loading anything. Changes nothing."""
+        start = self._start(namespace, after, known_len)
+        return self.tree.match(start, tokens, len(tokens) - 1, salts).boundary
+
     def _load_back(self, match: Match) -> None:
         """Bring what reaches further than the boundary back from a lower tier, if it fits."""
         try:

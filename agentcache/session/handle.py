@@ -23,7 +23,13 @@ from agentcache.errors import (
 )
 from agentcache.events import Event
 from agentcache.session.miss import explain_miss
-from agentcache.session.options import CallOptions, check_options, sampling_of, seconds_of
+from agentcache.session.options import (
+    CallOptions,
+    check_options,
+    grammar_of,
+    sampling_of,
+    seconds_of,
+)
 from agentcache.session.streams import TurnStream
 from agentcache.session.turn import Turn
 from agentcache.tree.key import Salt
@@ -472,6 +478,7 @@ class Session:
         spec = RequestSpec(
             prompt=prompt.ids,
             namespace=self._host.namespace(record.tenant, record.shared_head).digest(),
+            tenant=record.tenant,
             sampling=sampling_of(options, self._host.max_len - len(prompt.ids)),
             begun_at=begun_at,
             finish=partial(self._finish, prompt),
@@ -484,6 +491,7 @@ class Session:
             stepwise=options.get("stepwise", False),
             return_logits=options.get("return_logits", False),
             verify=self._host.verify if verify is None else verify,
+            grammar=grammar_of(options),
             priority=record.priority,
             session=record.id,
             emit=None if stream is None else stream.emit,
@@ -531,6 +539,7 @@ class Session:
             explain=partial(explain_miss, prompt, result.match, host.prompts, host.tokenizer),
             verify=result.verify,
             logits=result.logits,
+            logprobs=result.logprobs,
         )
 
     def _history(self, prompt: Prompt, result: EngineResult, message: Message) -> History:
