@@ -27,6 +27,7 @@ def paged_attention_forward(
     *,
     scaling: float | None = None,
     agentcache: ForwardContext | None = None,
+    prefix: tuple[torch.Tensor, torch.Tensor] | None = None,
     s_aux: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
@@ -38,8 +39,10 @@ def paged_attention_forward(
     query [B, Hq, T, D]; key, value [B, Hkv, T, ...] of the new tokens, or of the whole history
     where the layer hands that out; returns [B, T, Hq, Dv]. s_aux [Hq], sinks [B, Hq, T, 1]: logits
     that join the denominator. position_bias [B or 1, Hq, T, keys]: added to the scores, aligned
-    with the last key. Attention over keys that no layer stored, and without a pass, is none of the
-    cache's and is computed as it is asked for.
+    with the last key. prefix: keys, values [M, Hkv, ...] that every token sees besides, whatever
+    the window. attention_mask [B, 1, T, keys]: read where the layer is `masked`, and nowhere else.
+    Attention over keys that no layer stored, and without a pass, is none of the cache's and is
+    computed as it is asked for.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if softcap is not None:
@@ -52,6 +55,10 @@ def paged_attention_forward(
     reader = layer or context.gathered
     assert reader is not None, "attention over keys that no layer has stored"
     reader.unread = False
+    if reader.masked:
+        context.gathered = None
+        assert attention_mask is not None, "sparse attention without a mask"
+        return _masked(query, key, value, attention_mask, scale, s_aux), None
     out = []
     for b, span in enumerate(context.spans):
         history, new_key, new_value = (
@@ -72,6 +79,7 @@ def paged_attention_forward(
                 new_value,
                 scale=scale,
                 window=reader.window,
+                prefix=prefix,
                 sinks=extra,
                 bias=bias,
             )
@@ -100,6 +108,35 @@ def _gathered(start: int, stop: int, key: torch.Tensor, value: torch.Tensor) -> 
 def _as_long_as(bias: torch.Tensor, length: int) -> torch.Tensor:
     """The bias [H, T, keys] of `length` keys: the last ones, nothing known of earlier ones."""
     return F.pad(bias, (max(0, length - bias.shape[-1]), 0))[..., -length:]
+
+
+_QUERY_BLOCK_LEN = 64  # scores are a real tensor, as large as this many queries make it
+
+
+def _masked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention to what a mask [B, 1, T, keys] says: True where a key is seen, or an addend."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    keys, values = (half.to(dtype)[:, :, None] for half in (key, value))
+    queries = query.to(dtype).unflatten(1, (key.shape[1], -1))  # [B, Hkv, group, T, D]
+    out = []
+    for start in range(0, query.shape[2], _QUERY_BLOCK_LEN):
+        block = slice(start, start + _QUERY_BLOCK_LEN)
+        scores = queries[..., block, :] @ keys.transpose(-1, -2) * scale
+        scores += mask[:, :, None, block].to(dtype)
+        if sinks is not None:
+            column = sinks.to(dtype).view(1, *scores.shape[1:3], 1, 1)
+            scores = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], dim=-1)
+        out.append(scores.softmax(-1)[..., : key.shape[2]] @ values)
+    return torch.cat(out, dim=-2).flatten(1, 2).transpose(1, 2).to(query.dtype)
 
 
 def _plain(

@@ -66,8 +66,11 @@ class PagedKVLayer(CacheLayerMixin):
     """Attention KV in token slots of the arena.
 
     window: how many positions a token sees; None: all before it. gathers: hand out the whole
-    history, not the new tokens alone. unread: keys were stored in this pass and no attention came.
+    history, not the new tokens alone. masked: what a token sees of that is told by the mask.
+    unread: keys were stored in this pass and no attention came.
     """
+
+    masked = False
 
     def __init__(self, spec: KVSpec, *, gathers: bool = False) -> None:
         CacheLayerMixin.__init__(self)
@@ -279,7 +282,9 @@ def make_layers(description: Description) -> list[Layer]:
     """Our layers in order of their index."""
     family = description.family
     return [
-        _make_layer(i, layer, gathers=family.gathers, keeps=family.captures == "conv")
+        family.layer(layer)
+        if layer.kv is not None and family.layer is not None
+        else _make_layer(i, layer, gathers=family.gathers, keeps=family.captures == "conv")
         for i, layer in enumerate(description.layers)
     ]
 

@@ -6,7 +6,7 @@ them is written down twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from agentcache.engine.families import family_of
+from agentcache.engine.families.base import KeptLayer
+from agentcache.engine.sidecar_layers import parts_of, waiting_of
 from agentcache.errors import UnsupportedModel
 from agentcache.pools.layout import KVLayout, KVSpec, StateLayout, StateSpec
 from agentcache.types import LayerKind, ModelShape
@@ -24,14 +26,6 @@ if TYPE_CHECKING:
     from agentcache.engine.families import Family
 
 __all__ = ["Description", "KeptLayer", "describe", "text_config"]
-
-
-@dataclass(frozen=True, slots=True)
-class KeptLayer:
-    """What one cache layer keeps: KV, states, both or nothing."""
-
-    kv: KVSpec | None
-    states: tuple[StateSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +63,12 @@ def _describe(model: Any) -> Description:
     reason = family.refuses(config) or _rope(config)
     if reason is not None:
         raise UnsupportedModel(f"this {config.model_type} model is not admitted: {reason}")
-    cache = _Recording(config)
-    ids = torch.arange(_SAMPLE_LEN, device=model.device)[None] % config.vocab_size
-    with torch.inference_mode():
-        model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
-    layers = tuple(_kept(cache, i) for i in range(len(cache.layers)))
-    kv = KVLayout(tuple(layer.kv for layer in layers if layer.kv is not None), model.dtype)
+    layers = (family.keeps or _seen)(model)
+    kv = KVLayout(
+        tuple(layer.kv for layer in layers if layer.kv is not None),
+        model.dtype,
+        tuple(dict.fromkeys(part.spec for layer in layers for part in layer.parts)),
+    )
     state = StateLayout(tuple(spec for layer in layers for spec in layer.states))
     shape = ModelShape(
         hidden_dim=config.hidden_size,
@@ -101,6 +95,27 @@ def _rope(config: Any) -> str | None:
     return f"rope of type {found.pop()!r} depends on the longest sequence of a batch"
 
 
+def _seen(model: Any) -> tuple[KeptLayer, ...]:
+    """What a run of the model hands to a stock cache."""
+    config = text_config(model.config)
+    cache = _Recording(config)
+    ids = torch.arange(_SAMPLE_LEN, device=model.device)[None] % config.vocab_size
+    with torch.inference_mode():
+        model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
+    family = family_of(config.model_type)
+    cache.named = {place for place in cache.named if place[1] not in family.whole_convs}
+    parts, fills = parts_of(cache.layers), family.fills(config)
+    layers = (_kept(cache, i) for i in range(len(cache.layers)))
+    return tuple(
+        KeptLayer(
+            layer.kv,
+            tuple(replace(spec, fill=fills.get(spec.name, 0)) for spec in layer.states),
+            parts.get(i, ()),
+        )
+        for i, layer in enumerate(layers)
+    )
+
+
 class _Recording(DynamicCache):
     """The stock cache, which also notes for which convolutions a kernel's width was named."""
 
@@ -124,12 +139,12 @@ def _kept(cache: _Recording, layer_idx: int) -> KeptLayer:
     kv = None
     if getattr(layer, "keys", None) is not None:
         _, num_heads, _, width = layer.keys.shape
-        value_width = layer.values.shape[-1]
+        value_width = 0 if layer.values is layer.keys else layer.values.shape[-1]
         window = layer.sliding_window if layer.is_sliding else None
         kv = KVSpec(
             layer_idx, num_heads, width, None if value_width == width else value_width, window
         )
-    states: list[StateSpec] = []
+    states = list(waiting_of(layer_idx, layer))
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         for idx in range(layer.number_of_states):
             states += _states(cache, layer_idx, idx)
@@ -152,7 +167,7 @@ def _states(cache: _Recording, layer_idx: int, idx: int) -> Iterator[StateSpec]:
 def _mixers(config: Any, family: Family, layer: KeptLayer) -> Iterator[LayerKind]:
     """The layer's mixers, of which the first is followed by its MLP."""
     mlp_dim = _mlp_dim(config)
-    if layer.states:
+    if layer.states and not layer.parts:
         yield _recurrence(family, layer.states, mlp_dim)
         mlp_dim = 0
     if layer.kv is not None:
@@ -175,7 +190,8 @@ def _recurrence(family: Family, states: tuple[StateSpec, ...], mlp_dim: int) -> 
     if len(state) == 3:
         heads, first, second = state
         head_dim, state_dim = (second, first) if family.mixer == "delta" else (first, second)
-        groups = max(0, channels - heads * head_dim) // (2 * state_dim)
+        shared = max(0, channels - heads * head_dim) // (2 * state_dim)
+        groups = shared if channels else heads  # without a convolution no width tells of them
     else:
         heads, head_dim, groups = (state or (channels,))[0], 1, 0
         state_dim = state[1] if len(state) == 2 else 0

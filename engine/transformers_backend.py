@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache
 
 from agentcache.engine.attention import register_attention
 from agentcache.engine.backend import Batch, Span
@@ -17,7 +16,7 @@ from agentcache.engine.cache_layers import (
     SlotStateLayer,
     make_layers,
 )
-from agentcache.engine.describe import describe
+from agentcache.engine.describe import describe, text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,14 +55,17 @@ class TransformersBackend:
         layers = make_layers(description)
         self._attention = [layer for layer in layers if isinstance(layer, PagedKVLayer)]
         self._states = [layer for layer in layers if isinstance(layer, SlotStateLayer)]
-        self._cache = Cache(layers=list(layers))
-        self._cuts = bool(self._states) and family.captures == "cut"
+        self._cache = family.cache(list(layers))
+        self._cuts = bool(description.state.specs) and family.captures == "cut"
+        self._family = family
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> list[torch.Tensor]:
         spans = batch.spans
         assert len(spans) == 1 or all(len(span.ids) == 1 for span in spans)
+        if len(spans) > 1 and not self._family.ragged:
+            return [self.forward(Batch((span,), batch.pools))[0] for span in spans]
         if self._cuts and len(spans) == 1:
             parts = [self._pass(Batch((part,), batch.pools))[0] for part in _cut(spans[0])]
             return [torch.cat(parts)]
@@ -89,6 +91,12 @@ class TransformersBackend:
                     batch.pools.copy_row(span.row, capture.row)
         return logits
 
+    def _mask(self, span: Span) -> Any:
+        """What the modeling code has to be given as a mask, if anything."""
+        if self._family.mask is None:
+            return None
+        return self._family.mask(text_config(self.model.config), span, self.device)
+
     def _call(self, spans: tuple[Span, ...], context: ForwardContext) -> list[torch.Tensor]:
         ids = torch.tensor([span.ids.tolist() for span in spans], device=self.device)
         wanted = spans[0].logits_at if len(spans) == 1 else (0,)
@@ -99,7 +107,7 @@ class TransformersBackend:
         out = self.model(
             input_ids=ids,
             # For an attention that is not one of its own transformers builds no masks.
-            attention_mask=None,
+            attention_mask=self._mask(spans[0]),
             **positions,
             cache=self._cache,
             use_cache=True,

@@ -42,6 +42,7 @@ def segment_attention_reference(
     scale: float,
     *,
     window: int | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
@@ -59,10 +60,14 @@ def segment_attention_reference(
     scores = scores.masked_fill(everything.triu(past_len + 1), float("-inf"))
     if window is not None:
         scores = scores.masked_fill(everything.tril(past_len - window), float("-inf"))
+    if prefix is not None:
+        k, v = (half.transpose(0, 1).float().repeat_interleave(group, 0) for half in prefix)
+        scores = torch.cat([q.float() @ k.transpose(1, 2) * scale, scores], dim=-1)
+        values = torch.cat([v, values], dim=1)
     if sinks is not None:
         column = sinks.float().reshape(num_heads, -1, 1).expand(-1, num_new, -1)
         scores = torch.cat([scores, column], dim=-1)
-    weights = scores.softmax(-1)[..., : keys.shape[1]]
+    weights = scores.softmax(-1)[..., : values.shape[1]]
     return (weights @ values).transpose(0, 1).to(q.dtype)
 
 
@@ -74,6 +79,7 @@ def segment_attention(
     *,
     scale: float,
     window: int | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
@@ -89,6 +95,8 @@ def segment_attention(
         scale: factor on the scores.
         window: how many keys a token sees at most, its own and those right before it; at least 1.
             History that no new token sees is not read. None: a token sees all before it.
+        prefix: one more run, in front of the history and no part of it: every token sees it
+            whatever the window, and `bias` has no columns for it.
         sinks: logits without a value, `[Hq]` or `[Hq, T]`, that only join the denominator:
             `out = sum_j exp(s_j) v_j / (exp(sink) + sum_j exp(s_j))`, which is the attention
             without a sink times `sigmoid(logsumexp(s) - sink)`.
@@ -122,6 +130,9 @@ def segment_attention(
                 "the last dimension must be contiguous"
             )
         for partial in attend_run(queries, k, v, scale, mask):
+            merged = _merge(merged, partial)
+    if prefix is not None and prefix[0].shape[0] > 0:
+        for partial in attend_run(queries, *prefix, scale, None):
             merged = _merge(merged, partial)
     out, lse = merged
     if sinks is not None:

@@ -20,6 +20,7 @@ from agentcache.kernels.causal_conv1d import (
     causal_conv1d_update,
 )
 from agentcache.kernels.paged_attention import segment_attention, segment_attention_reference
+from agentcache.kernels.rg_lru import rg_lru, rg_lru_reference
 from agentcache.kernels.selective_scan import (
     selective_scan,
     selective_scan_reference,
@@ -255,6 +256,29 @@ def _selective_run(channels: int, num_tokens: int, theirs: Callable[..., Outputs
     )
 
 
+def _rg_lru_cases() -> Iterator[Case]:
+    """Theirs, too, is a loop over tokens; its outputs are the states, here both in float32."""
+    from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
+
+    for width in (512, 2560):
+        for num_tokens in (1, 32, 512):
+            x, decay = torch.randn(1, num_tokens, width), torch.rand(1, num_tokens, width) ** 0.01
+            state = torch.randn(1, width)
+            reset = torch.zeros(1, num_tokens, 1, dtype=torch.bool)
+            theirs = partial(RecurrentGemmaRglru._rnn_scan, None, x, decay, reset, state)
+            yield Case(
+                f"W{width} T{num_tokens}",
+                num_tokens,
+                _alone(partial(rg_lru, x, decay, state)),
+                _alone(partial(rg_lru_reference, x, decay, state)),
+                {"transformers": Form(theirs, lambda theirs=theirs: theirs()[:1])},
+            )
+
+
+def _alone(run: Callable[[], Tensor]) -> Form:
+    return Form(run, lambda: (run(),))
+
+
 def _causal_conv1d_cases() -> Iterator[Case]:
     for sizes in _SIZES:
         channels = sizes.num_channels
@@ -372,6 +396,7 @@ def _attention_by_copy(
 REGISTRY: dict[str, Callable[[], Iterator[Case]]] = {
     "causal_conv1d": _causal_conv1d_cases,
     "paged_attention": _paged_attention_cases,
+    "rg_lru": _rg_lru_cases,
     "selective_scan": _selective_scan_cases,
     "ssd_scan": _ssd_scan_cases,
     "state_update": _state_update_cases,

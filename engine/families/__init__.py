@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentcache.engine.families import attention, convolution, delta, ssd
+from agentcache.engine.families import attention, convolution, delta, hymba, scan, sidecars, ssd
 from agentcache.engine.families.base import Family
 from agentcache.errors import UnsupportedModel
 
@@ -10,7 +10,7 @@ __all__ = ["FAMILIES", "Family", "family_of"]
 
 FAMILIES: dict[str, Family] = {
     model_type: family
-    for group in (attention, convolution, delta, ssd)
+    for group in (attention, convolution, delta, hymba, scan, sidecars, ssd)
     for family in group.FAMILIES
     for model_type in family.model_types
 }

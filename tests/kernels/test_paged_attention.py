@@ -107,6 +107,36 @@ def test_window_sinks_and_bias_match_one_softmax(
         check_close(segment_attention(*new, scale=SCALE, **options), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("value_dim", [8, HEAD_DIM])
+@pytest.mark.parametrize("prefix_len", [0, 1, 40])
+@pytest.mark.parametrize("num_new", [1, 9])
+def test_prefix_is_seen_whatever_the_window(
+    num_new: int, prefix_len: int, value_dim: int, dtype: torch.dtype, check_close: Any
+) -> None:
+    for heads, lengths in product(HEADS, SHORT_RUNS):
+        runs = make_history([prefix_len, *lengths], heads[1], dtype)
+        prefix, *history = ((k, v[..., :value_dim]) for k, v in runs)
+        q, k, v = make_new(num_new, *heads, dtype)
+        options: dict[str, Any] = {
+            "window": 3,
+            "prefix": prefix,
+            "sinks": make_sinks("per head", num_new, heads[0], dtype),
+            "bias": make_bias(num_new, heads[0], sum(lengths), dtype),
+        }
+        new = q, history, k, v[..., :value_dim]
+        expected = segment_attention_reference(*new, SCALE, **options)
+        check_close(segment_attention(*new, scale=SCALE, **options), expected)
+
+
+def test_prefix_without_a_window_is_as_good_as_history(check_close: Any) -> None:
+    q, k, v = make_new(9, 4, 2)
+    first, *rest = make_history([40, 20, 3], 2, torch.float32)
+    expected = segment_attention_reference(q, [first, *rest], k, v, SCALE)
+    check_close(segment_attention_reference(q, rest, k, v, SCALE, prefix=first), expected)
+    check_close(segment_attention(q, rest, k, v, scale=SCALE, prefix=first), expected)
+
+
 def test_window_of_one_leaves_every_token_its_own_value(check_close: Any) -> None:
     q, k, v = make_new(9, 4, 2)
     out = segment_attention(q, make_history([20], 2, torch.float32), k, v, scale=SCALE, window=1)
