@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from agentcache.errors import BudgetTooSmall, ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+    from agentcache.types import IntArray
 
 __all__ = [
     "KVLayout",
@@ -87,8 +91,13 @@ class SidecarSpec:
         >>> SidecarSpec("c4", (8,), torch.float32, tokens=4).place(5, page_size=16)
         (1, 1)
         """
-        last = (entry + 1) * self.tokens - 1
-        return last // page_size, last % page_size // self.tokens if self.tokens < page_size else 0
+        pages, places = self.places(entry, entry + 1, page_size)
+        return int(pages[0]), int(places[0])
+
+    def places(self, start: int, stop: int, page_size: int) -> tuple[IntArray, IntArray]:
+        """`place` of the entries [start, stop): their pages, and their indices in those."""
+        last = np.arange(start + 1, stop + 1, dtype=np.int32) * self.tokens - 1
+        return last // page_size, last % page_size // self.tokens * (self.tokens < page_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +126,16 @@ class KVLayout:
 class StateSpec:
     """One state tensor of one layer, for one sequence.
 
-    `name` is "conv" or "recurrent", with a number behind it from a layer's second one on.
+    `name` is "conv" or "recurrent", with a number behind it from a layer's second one on; other
+    names are those of tokens that wait to be compressed. fill: every element's value before the
+    first token.
     """
 
     layer_idx: int
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    fill: int = 0
 
     @property
     def num_bytes(self) -> int:

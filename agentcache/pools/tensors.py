@@ -75,6 +75,7 @@ class TensorPools:
             (spec.layer_idx, spec.name): self._state_view(spec, at)
             for spec, at in zip(state.specs, state.offsets, strict=True)
         }
+        self._fill(slice(None))  # a row nobody used is before the first token as well
 
     @property
     def state_pages(self) -> int:
@@ -106,6 +107,13 @@ class TensorPools:
 
     def clear_state(self, row: int) -> None:
         self._rows[row].zero_()
+        self._fill(row)
+
+    def _fill(self, rows: int | slice) -> None:
+        """Write what states begin with, where that is not zero."""
+        for spec in self.state_layout.specs:
+            if spec.fill:
+                self.state[spec.layer_idx, spec.name][rows] = spec.fill
 
     def on_free(self, pages: IntArray) -> None:
         if self._poison:
