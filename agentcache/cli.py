@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agentcache.errors import AgentCacheError, ConfigError, ModelError
 from agentcache.policy.eviction import POLICIES
 from agentcache.replay.results import ReplayResult, summary_table, trajectory_table
+
+if TYPE_CHECKING:
+    from agentcache.engine.doctor import Diagnosis
 
 __all__ = ["app", "main"]
 
@@ -121,6 +124,73 @@ def explain(
         console.print(escape(words), soft_wrap=True)
     if not missed:
         console.print("Every call reused all of its prompt but the last few tokens.")
+
+
+@app.command()
+def doctor(
+    families: Annotated[
+        bool, typer.Option("--families", help="Probe a tiny model of every known family.")
+    ] = False,
+    family: Annotated[
+        list[str] | None, typer.Option(help="Probe this family; may be given again.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Probe an embedded model, folder, or downloaded Hub id; tiny-hybrid if nothing "
+            "is asked for."
+        ),
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the results as JSON; - for standard output.")
+    ] = None,
+) -> None:
+    """Check that a model resumed from cached data computes what it computes without a cache."""
+    console = Console(stderr=json_file == "-")
+    try:
+        diagnoses = _diagnose(console, families, family or [], model)
+        _write_json([each.to_json() for each in diagnoses], json_file)
+    except (ConfigError, ModelError) as error:
+        raise _usage(error) from error
+    _show_diagnoses(console, diagnoses)
+    raise typer.Exit(0 if all(each.ok for each in diagnoses) else 1)
+
+
+def _diagnose(
+    console: Console, every: bool, families: list[str], model: str | None
+) -> list[Diagnosis]:
+    """Probe what was asked for, with a progress bar."""
+    with console.status("loading"):
+        from agentcache.engine.doctor import diagnose_family, diagnose_model
+        from agentcache.engine.families.tiny import VARIANTS
+
+    unknown = [name for name in families if name not in VARIANTS]
+    if unknown:
+        raise ConfigError(f"no family {unknown[0]!r}; there are {', '.join(VARIANTS)}")
+    named = dict.fromkeys([*(VARIANTS if every else ()), *families])
+    jobs = [(name, diagnose_family) for name in named]
+    if model is not None or not jobs:
+        jobs.append((model or "tiny-hybrid", diagnose_model))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(jobs))
+        done = []
+        for name, diagnose in jobs:
+            progress.update(task, description=f"probing {escape(name)}")
+            done.append(diagnose(name))
+            progress.advance(task)
+    return done
+
+
+def _show_diagnoses(console: Console, diagnoses: list[Diagnosis]) -> None:
+    from agentcache.engine.doctor import diagnosis_table
+
+    console.print(diagnosis_table(diagnoses, console.width))
+    for each in diagnoses:
+        if each.reason is not None:
+            console.print(
+                f"[red]{escape(each.family)}:[/red] {escape(each.reason)}", soft_wrap=True
+            )
 
 
 _Missed = tuple[dict[str, Any], str, str]
@@ -257,5 +327,6 @@ def _is_clean(result: ReplayResult) -> bool:
 
 def main() -> None:
     """Entry point of the `agentcache` command."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    # what transformers lacks for speed on its own is none of the user's concern here
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     app()

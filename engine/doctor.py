@@ -1,0 +1,185 @@
+"""What `agentcache doctor` finds out: families by tiny models of them, and a user's own model."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agentcache.engine.families.tiny import build
+from agentcache.engine.loader import load_model
+from agentcache.engine.probe import CHECKS, first_line, probe
+from agentcache.engine.transformers_backend import TransformersBackend
+from agentcache.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.table import Table
+    from rich.text import Text
+
+    from agentcache.engine.probe import Check, Reference, Report
+    from agentcache.types import IntArray
+
+__all__ = [
+    "Diagnosis",
+    "diagnose_family",
+    "diagnose_model",
+    "diagnosis_table",
+    "stock_reference",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is known of a family, or of a model given by name.
+
+    report: what the probe found; None if the model is refused before, for `refusal`.
+    """
+
+    family: str
+    model_type: str | None = None
+    report: Report | None = None
+    refusal: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.report is not None and self.report.ok
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Names of the kinds of cached data; none if they are not known."""
+        return self.report.components if self.report else ()
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not ok."""
+        return self.report.reason if self.report else self.refusal
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that are no finite number are null."""
+        report = self.report
+        return {
+            "family": self.family,
+            "model_type": self.model_type,
+            "ok": self.ok,
+            "components": list(self.components),
+            "tolerance": report.tolerance if report else None,
+            "errors": _finite(report.errors) if report else {},
+            "effects": _finite(report.effects) if report else {},
+            "reason": self.reason,
+        }
+
+
+def _finite(values: dict[str, float | None]) -> dict[str, float | None]:
+    return {
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in values.items()
+    }
+
+
+def diagnose_family(name: str, *, seed: int = 0) -> Diagnosis:
+    """Probe a tiny random model of a variant. Raises ConfigError for one that is not known."""
+    return _diagnose(name, build(name, seed), seed)
+
+
+def diagnose_model(name: str, *, seed: int = 0) -> Diagnosis:
+    """Probe a model by its name, in float32, whose rounding hides no lost state.
+
+    Raises ModelNotFound. A model of a family that is not admitted is a diagnosis, no error.
+    """
+    try:
+        model = load_model(name, torch.float32).model
+    except UnsupportedModel as error:
+        return Diagnosis(name, refusal=str(error))
+    return _diagnose(name, model, seed)
+
+
+def _diagnose(name: str, model: Any, seed: int) -> Diagnosis:
+    model_type = model.config.get_text_config(decoder=True).model_type
+    reference = stock_reference(model)
+    try:
+        backend = TransformersBackend(model)
+    except UnsupportedModel as error:
+        return Diagnosis(name, model_type, refusal=str(error))
+    except Exception as error:  # a family's own code failed on this config: that is the finding
+        reason = f"the engine cannot take the model over: {first_line(error)}"
+        return Diagnosis(name, model_type, refusal=reason)
+    return Diagnosis(name, model_type, probe(backend, reference, seed=seed))
+
+
+def stock_reference(model: Any) -> Reference:
+    """The model as transformers computes it, without a cache.
+
+    Has modules of its own over the same weights: to be called before a backend takes the model
+    over, which then does not change it.
+    """
+    weights = {id(weight): weight for weight in model.parameters()}
+    stock = copy.deepcopy(model, weights).eval()
+    stock.set_attn_implementation("eager")
+
+    @torch.inference_mode()
+    def logits(tokens: IntArray) -> torch.Tensor:
+        ids = torch.tensor([tokens.tolist()], device=stock.device)
+        out: torch.Tensor = stock(input_ids=ids, use_cache=False).logits
+        return out[0].float()
+
+    return logits
+
+
+_WIDE = 112
+"""Columns of text that a table with components of their own column needs."""
+
+
+def diagnosis_table(diagnoses: Iterable[Diagnosis], width: int) -> Table:
+    """One row each: components, a value per check, and whether all is well.
+
+    width: columns of text there is room for; readable from 80 on.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = list(diagnoses)
+    shown = [name for name in CHECKS[1:] if any(name in _checks(row) for row in rows)]
+    is_wide = width >= _WIDE
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0) if is_wide else 0,
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column("family", overflow="fold")
+    if is_wide:
+        table.add_column("components", no_wrap=True)
+    for name in shown:
+        table.add_column(name.replace(" noticed", "\nlost"), justify="right", no_wrap=True)
+    table.add_column("ok", no_wrap=True)
+    for row in rows:
+        checks = _checks(row)
+        heading = [row.family, "+".join(row.components).upper()]
+        table.add_row(
+            *map(Text, heading if is_wide else ["\n".join(filter(None, heading))]),
+            *(_cell(checks.get(name)) for name in shown),
+            Text("yes", "green") if row.ok else Text("no", "red"),
+        )
+    return table
+
+
+def _checks(row: Diagnosis) -> dict[str, Check]:
+    return {check.name: check for check in row.report.checks} if row.report else {}
+
+
+def _cell(check: Check | None) -> Text:
+    from rich.text import Text
+
+    if check is None:
+        return Text("-")
+    style = "" if check.ok else "red"
+    if check.value is None:
+        return Text("error", style)
+    digits, _, exponent = f"{check.value:.0e}".partition("e")
+    return Text(f"{digits}e{int(exponent)}" if exponent else digits, style)
