@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from agentcache.events import Event
     from agentcache.runtime import Runtime
     from agentcache.session import MissReport, Session, Turn, TurnStream
-    from agentcache.types import Usage
+    from agentcache.types import TokenLogprob, Usage
 
 __all__ = [
     "AgentCacheError",
@@ -68,6 +68,7 @@ __all__ = [
     "Session",
     "SessionClosed",
     "SessionError",
+    "TokenLogprob",
     "TraceDecodeError",
     "TraceError",
     "TraceFormatError",
@@ -90,6 +91,7 @@ _HOMES = {
     "MissReport": "agentcache.session",
     "Runtime": "agentcache.runtime",
     "Session": "agentcache.session",
+    "TokenLogprob": "agentcache.types",
     "Turn": "agentcache.session",
     "TurnStream": "agentcache.session",
     "Usage": "agentcache.types",

@@ -17,6 +17,7 @@ __all__ = [
     "LayerKind",
     "Mixer",
     "ModelShape",
+    "TokenLogprob",
     "Usage",
     "Vote",
 ]
@@ -29,7 +30,8 @@ FEW_TOKENS = 8
 reply header and one more."""
 
 FinishReason = Literal["stop", "length", "replay", "prefill"]
-"""Why a call ended: end id or stop string; max_new_tokens; recorded answer absorbed; no output."""
+"""Why a call ended: end id, stop string or complete grammar; max_new_tokens; recorded answer
+absorbed; no output."""
 
 
 class Kind(StrEnum):
@@ -125,6 +127,20 @@ class ModelShape:
             conv_dim = inner + 2 * layer.num_groups * layer.state_dim
             total += inner * layer.state_dim + conv_dim * (layer.conv_width - 1)
         return total * self.state_itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model held one output token.
+
+    id, logprob: the token that came, and the natural logarithm of its probability under the model's
+    own distribution: before temperature, penalties and grammar. top: the same of the likeliest ids,
+    best first.
+    """
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

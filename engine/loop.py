@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from agentcache.engine.grammar import Grammars
 from agentcache.engine.request import Request, RequestSpec
 from agentcache.engine.sampling import Sampler
 from agentcache.engine.stepper import Stepper
@@ -71,6 +72,7 @@ class Engine:
             backend, pools, cache, end_ids=end_ids, chunk_len=chunk_len, clock=clock
         )
         self._tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer, end_ids, backend.shape.vocab_size)
         self._random = random.Random(seed)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._arrivals = itertools.count()
@@ -84,7 +86,8 @@ class Engine:
     def submit(self, spec: RequestSpec) -> Submission:
         """Queue a request. Its future gets what `spec.finish` returns, or the error.
 
-        Raises RuntimeClosed; RequestTooLarge for a prompt that can never fit.
+        Raises RuntimeClosed; RequestTooLarge for a prompt that can never fit; InvalidRequest and
+        UnsupportedOption for what it asks of its sampler.
         """
         replay_len = 0 if spec.replay is None else len(spec.replay)
         self._stepper.check_fits(len(spec.prompt) + replay_len)
@@ -93,7 +96,7 @@ class Engine:
             spec=spec,
             arrival=next(self._arrivals),
             future=Future(),
-            sampler=Sampler(spec.sampling, self._seed(spec)),
+            sampler=self._sampler(spec),
             detokenizer=Detokenizer(self._tokenizer),
             stops=StopStrings(spec.sampling.stop if spec.replay is None else ()),
             verify_after=share > 0 and self._random.random() < share,
@@ -148,6 +151,16 @@ class Engine:
             if self._closed.is_set():
                 raise RuntimeClosed("the runtime is closed; load a new one")
             self._inbox.put(command)
+
+    def _sampler(self, spec: RequestSpec) -> Sampler:
+        grammar = spec.grammar
+        return Sampler(
+            spec.sampling,
+            self._seed(spec),
+            prompt=spec.prompt,
+            vocab_size=self.backend.shape.vocab_size,
+            matcher=None if grammar is None else self._grammars.matcher(grammar),
+        )
 
     def _seed(self, spec: RequestSpec) -> int:
         given = spec.sampling.seed

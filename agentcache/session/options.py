@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
+from agentcache.engine.grammar import Grammar
 from agentcache.engine.sampling import SamplingParams
 from agentcache.errors import InvalidRequest
 from agentcache.types import IntArray
 
-__all__ = ["CallOptions", "Replay", "check_options", "sampling_of", "seconds_of"]
+__all__ = ["CallOptions", "Replay", "check_options", "grammar_of", "sampling_of", "seconds_of"]
 
 Replay = str | Mapping[str, Any] | Sequence[int] | IntArray
 
@@ -21,8 +23,18 @@ class CallOptions(TypedDict, total=False):
 
     max_new_tokens: most output ids; 0 computes the prompt only (default 256).
     temperature, top_p, top_k, seed: sampling; temperature 0, the default, takes the most likely id.
+    min_p: leaves out ids less likely than this share of the likeliest one's probability.
+    repetition_penalty: above 1 makes what stands in prompt or reply less likely, below 1 more; a
+        factor on logits. presence_penalty, frequency_penalty, from -2 to 2: taken off the logits of
+        ids of the reply, once and for each time. At temperature 0 too.
+    logit_bias: by id, what to add to its logit, from -100 to 100.
     stop: a text, or several, at which the reply ends; it is in the turn's ids, not in its text.
+    json_schema: a schema, as a dict or as text: the reply is JSON that it allows. regex: the whole
+        reply matches it (Rust's syntax; no look-around). The reply ends where nothing can follow;
+        if max_new_tokens comes first, it is cut. Needs `pip install 'agentcache[grammar]'`.
     return_logits: keep the distribution of each output id in `turn.logits`.
+    logprobs: True gives `turn.logprobs`, one `TokenLogprob` per output id, of recorded ones too;
+        top_logprobs, up to 20, names the likeliest ids beside it.
     replay: a recorded answer to absorb in place of sampling: ids verbatim, or a text or message, to
         which the end of message is added. As one extension; with `stepwise=True` token by token.
     verify: True compares the call with a cold run before it returns (`turn.verify`); a number is
@@ -35,8 +47,17 @@ class CallOptions(TypedDict, total=False):
     top_p: float
     top_k: int
     seed: int | None
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
     stop: str | Sequence[str] | None
+    json_schema: Mapping[str, Any] | str | None
+    regex: str | None
     return_logits: bool
+    logprobs: bool
+    top_logprobs: int
     replay: Replay | None
     stepwise: bool
     verify: bool | float | None
@@ -69,8 +90,58 @@ def sampling_of(options: CallOptions, room: int) -> SamplingParams:
         top_k=options.get("top_k", 0),
         seed=options.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        min_p=options.get("min_p", 0.0),
+        repetition_penalty=options.get("repetition_penalty", 1.0),
+        presence_penalty=options.get("presence_penalty", 0.0),
+        frequency_penalty=options.get("frequency_penalty", 0.0),
+        logit_bias=_bias_of(options),
+        logprobs=options.get("logprobs", False),
+        top_logprobs=options.get("top_logprobs", 0),
     )
     return replace(params, max_new_tokens=max(0, min(params.max_new_tokens, room)))
+
+
+def _bias_of(options: CallOptions) -> tuple[tuple[int, float], ...]:
+    """The bias as pairs; ids may come as text, as JSON has them."""
+    bias = options.get("logit_bias")
+    if bias is None:
+        return ()
+    if not isinstance(bias, Mapping):
+        raise InvalidRequest(f"logit_bias is {bias!r}; give a mapping of ids to numbers")
+    pairs: dict[Any, float] = {}
+    for token, value in bias.items():
+        is_text = isinstance(token, str) and token.isascii() and token.isdigit()
+        pairs[int(token) if is_text else token] = value
+    return tuple(pairs.items())
+
+
+def grammar_of(options: CallOptions) -> Grammar | None:
+    """What the reply is kept to. Raises InvalidRequest for two at once, or beside a replay."""
+    schema, regex = options.get("json_schema"), options.get("regex")
+    if schema is None and regex is None:
+        return None
+    if schema is not None and regex is not None:
+        raise InvalidRequest("json_schema and regex are both given; a reply can follow one of them")
+    if options.get("replay") is not None:
+        raise InvalidRequest(
+            "a grammar says how to sample, and replay= is taken as it is; leave one of them out"
+        )
+    if regex is not None:
+        if not isinstance(regex, str) or not regex:
+            raise InvalidRequest(f"regex is {regex!r}; give a text of at least one character")
+        return Grammar("regex", regex)
+    return Grammar("json_schema", _schema_text(schema))
+
+
+def _schema_text(schema: Mapping[str, Any] | str | None) -> str:
+    """A JSON schema as text that is known to be JSON."""
+    try:
+        known = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(known, Mapping):
+            raise InvalidRequest(f"json_schema is {schema!r}; give an object, or its text")
+        return json.dumps(known, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"json_schema is no JSON: {error}") from error
 
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

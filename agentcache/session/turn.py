@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from agentcache.engine.verify import VerifyResult
-    from agentcache.types import FinishReason, IntArray, Usage
+    from agentcache.types import FinishReason, IntArray, TokenLogprob, Usage
 
 __all__ = ["MissReason", "MissReport", "Turn"]
 
@@ -162,7 +162,7 @@ class Turn:
     ids: output ids [T] as sampled or absorbed, an end id included. text: without it. message: the
     reply in OpenAI form. tip, index: where the session stands now, and after how many turns; tip is
     None on a session that was closed meanwhile. logits: [T, vocab], the distribution each output id
-    was taken from, if asked for.
+    was taken from, if asked for. logprobs: how likely the model held each output id, if asked for.
     """
 
     ids: IntArray
@@ -175,6 +175,7 @@ class Turn:
     explain: Callable[[], MissReport | None] = field(repr=False)
     verify: VerifyResult | None = None
     logits: torch.Tensor | None = field(default=None, repr=False)
+    logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
 
     @cached_property
     def miss(self) -> MissReport | None:
