@@ -10,6 +10,7 @@ from agentcache.cache import HybridCache
 from agentcache.clock import Clock, SystemClock
 from agentcache.components.full import FullComponent
 from agentcache.components.state import StateComponent
+from agentcache.components.swa import SwaComponent
 from agentcache.config import CacheConfig
 from agentcache.engine.chat import ChatFormat
 from agentcache.engine.loader import fingerprint, load_model
@@ -302,8 +303,12 @@ def _end_id(tokenizer: Any, end_ids: frozenset[int]) -> int | None:
 
 def _components(backend: ModelBackend, page_size: int) -> list[Component]:
     out: list[Component] = []
-    if backend.kv_layout.specs:
-        out.append(FullComponent(page_size))
+    page_lens = backend.kv_layout.page_shape(page_size).lens
+    for group in backend.kv_layout.groups:
+        if group.window is None:
+            out.append(FullComponent(page_lens[group.kind]))
+        else:
+            out.append(SwaComponent(group.window, page_lens[group.kind], group.kind))
     if backend.state_layout.specs:
         out.append(StateComponent())
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,13 +25,15 @@ __all__ = ["Checkpoint", "Memory", "Running"]
 
 _PAGE, _LARGE_PAGE = 8, 64
 _LONG = 512
+_NONE: IntArray = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True)
 class Running:
-    """A sequence that has absorbed `length` tokens. own: the pages only it has."""
+    """A sequence that has absorbed `length` tokens. tables: its pages by kind, all of them. own:
+    the pages only it has."""
 
-    table: PageTable
+    tables: dict[str, PageTable]
     own: IntArray
     row: int
     length: int
@@ -43,7 +45,7 @@ class Checkpoint:
 
     length: int
     pages: IntArray
-    table: PageTable
+    tables: dict[str, PageTable]
 
 
 class Memory:
@@ -65,7 +67,9 @@ class Memory:
         self.backend = backend
         kv, state = backend.kv_layout, backend.state_layout
         self._page_size = _PAGE if room <= _LONG else _LARGE_PAGE
-        self._table_len = -(-room // self._page_size) if kv.specs else 0
+        self._page_lens = kv.page_shape(self._page_size).lens
+        self._room = room
+        table_len = sum(-(-room // size) for size in self._page_lens.values())
 
         def sizes(num_pages: int) -> PoolSizes:
             return PoolSizes.of(
@@ -77,7 +81,7 @@ class Memory:
                 num_staging=num_captures,
             )
 
-        num_pages = num_running * self._table_len + num_captures * sizes(0).state_pages
+        num_pages = num_running * table_len + num_captures * sizes(0).state_pages
         self.pools = TensorPools(kv, state, sizes(num_pages), poison=True, device=backend.device)
         for tensor in self.pools.state.values():
             if tensor.is_floating_point():
@@ -88,8 +92,7 @@ class Memory:
 
     def start(self) -> Running:
         """An empty sequence."""
-        own = self._take(self._table_len)
-        running = Running(PageTable(self._page_size, own), own, self._rows.pop(), 0)
+        running = self._begin({}, 0)
         self.pools.clear_state(running.row)
         return running
 
@@ -102,13 +105,8 @@ class Memory:
         logits of all new tokens, [T, vocab], and the checkpoints.
         """
         captures = tuple(Capture(length, self._staging.pop()) for length in captures_at)
-        span = Span(
-            tokens,
-            running.length,
-            running.table,
-            running.row,
-            logits_at=tuple(range(len(tokens))),
-            captures=captures,
+        span = replace(
+            self._span(running, tokens), logits_at=tuple(range(len(tokens))), captures=captures
         )
         (logits,) = self.backend.forward(Batch((span,), self.pools))
         running.length = span.stop
@@ -117,7 +115,7 @@ class Memory:
     def step(self, running: Sequence[Running], tokens: Sequence[int]) -> torch.Tensor:
         """Absorb one token each in one pass; returns the logits, [len(running), vocab]."""
         spans = tuple(
-            Span(np.array([token], np.int32), each.length, each.table, each.row, logits_at=(0,))
+            replace(self._span(each, np.array([token], np.int32)), logits_at=(0,))
             for each, token in zip(running, tokens, strict=True)
         )
         logits = self.backend.forward(Batch(spans, self.pools))
@@ -131,17 +129,27 @@ class Memory:
         It shares the whole pages before it and has a copy of the one in which it goes on, as a
         request that resumes has.
         """
-        length, size = checkpoint.length, self._page_size
-        shared = checkpoint.table.prefix(length // size)
-        own = self._take(self._table_len - len(shared))
-        if len(own) and length % size:
-            source = checkpoint.table.page_of(length - 1)
-            self.pools.copy_tail(Kind.FULL, source, int(own[0]), length % size)
-        table = PageTable(size, np.concatenate([shared.pages, own]))
-        running = Running(table, own, self._rows.pop(), length)
+        running = self._begin(checkpoint.tables, checkpoint.length)
         if self.pools.state_pages:
             self.pools.load_state(checkpoint.pages, running.row)
         return running
+
+    def _begin(self, before: dict[str, PageTable], length: int) -> Running:
+        """A sequence whose first `length` tokens are those of other tables."""
+        tables, own = {}, []
+        for kind, size in self._page_lens.items():
+            shared = before[kind].prefix(length // size).pages if length else _NONE
+            mine = self._take(-(-self._room // size) - len(shared))
+            if length % size:
+                source = before[kind].page_of(length - 1)
+                self.pools.copy_tail(kind, source, int(mine[0]), length % size)
+            tables[kind] = PageTable(size, np.concatenate([shared, mine]))
+            own.append(mine)
+        return Running(tables, np.concatenate([_NONE, *own]), self._rows.pop(), length)
+
+    def _span(self, running: Running, tokens: IntArray) -> Span:
+        table = running.tables.get(Kind.FULL, PageTable(self._page_size, _NONE))
+        return Span(tokens, running.length, table, running.row, windows=running.tables)
 
     def release(self, running: Running) -> None:
         """Give back what only this sequence has."""
@@ -157,8 +165,9 @@ class Memory:
 
     def lose_kv(self, running: Running, specs: Iterable[KVSpec]) -> None:
         """Zero what some layers keep of all tokens so far."""
-        runs = list(running.table.runs(0, running.length))
         for spec in specs:
+            table = running.tables[self.pools.kv_layout.kind_of(spec.layer_idx)]
+            runs = list(table.runs(0, running.length))
             for half in self.pools.kv[spec.layer_idx]:
                 for at, num in runs:
                     half[at : at + num] = 0
@@ -173,7 +182,7 @@ class Memory:
         pages = self._take(self.pools.state_pages)
         if len(pages):
             self.pools.save_state(capture.row, pages)
-        return Checkpoint(capture.length, pages, running.table)
+        return Checkpoint(capture.length, pages, running.tables)
 
     def _take(self, num_pages: int) -> IntArray:
         taken, self._pages = self._pages[:num_pages], self._pages[num_pages:]

@@ -70,7 +70,8 @@ def paged_attention_forward(
         bias = None
         if position_bias is not None:
             of_span = position_bias[b if len(position_bias) > 1 else 0]
-            bias = _as_long_as(of_span, span.stop)
+            num_keys = sum(len(keys) for keys, _ in history) + new_key.shape[1]
+            bias = _as_long_as(of_span, num_keys)
         out.append(
             segment_attention(
                 query[b],
@@ -94,7 +95,7 @@ _Parts = tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor, torch.Tens
 def _in_place(reader: PagedKVLayer, b: int, key: torch.Tensor, value: torch.Tensor) -> _Parts:
     """History as runs of the arena, and the new tokens."""
     keys, values = reader.context.pools.kv[reader.layer_idx]
-    runs = reader.context.history[b]
+    runs = reader.context.places[reader.kind].history[b]
     return [(keys[at : at + num], values[at : at + num]) for at, num in runs], key, value
 
 

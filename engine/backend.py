@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from agentcache.types import Kind
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from agentcache.pools.layout import KVLayout, StateLayout
@@ -28,10 +32,11 @@ class Capture:
 class Span:
     """The next tokens of one sequence.
 
-    ids are positions [start, start + len(ids)); `table` has room for them; `row` holds the state
-    that has absorbed `start` tokens and is moved on in place. logits_at: indices into `ids` whose
-    next-token distribution is wanted, ascending. captures: lengths in (start, start + len(ids)],
-    ascending, each with a staging row.
+    ids are positions [start, start + len(ids)); `table` has room for them, and `windows` has the
+    pages of each windowed kind from the first position on that the first token sees; `row` holds
+    the state that has absorbed `start` tokens and is moved on in place. logits_at: indices into
+    `ids` whose next-token distribution is wanted, ascending. captures: lengths in
+    (start, start + len(ids)], ascending, each with a staging row.
     """
 
     ids: IntArray
@@ -40,6 +45,11 @@ class Span:
     row: int
     logits_at: tuple[int, ...] = ()
     captures: tuple[Capture, ...] = ()
+    windows: Mapping[str, PageTable] = field(default_factory=dict)
+
+    def pages(self, kind: str) -> PageTable:
+        """The pages of a kind of KV."""
+        return self.table if kind == Kind.FULL else self.windows[kind]
 
     @property
     def stop(self) -> int:

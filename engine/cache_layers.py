@@ -19,6 +19,8 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
+from agentcache.types import Kind
+
 if TYPE_CHECKING:
     from agentcache.engine.backend import Batch, Span
     from agentcache.engine.describe import Description, KeptLayer
@@ -37,10 +39,10 @@ class ForwardContext:
     def __init__(self, batch: Batch) -> None:
         self.pools: TensorPools = batch.pools
         self.spans: tuple[Span, ...] = batch.spans
-        self.history = [list(span.table.runs(0, span.start)) for span in batch.spans]
-        fresh = [run for span in batch.spans for run in span.table.runs(span.start, span.stop)]
-        self._fresh = fresh if len(fresh) == 1 else None
-        self._slots = torch.cat([torch.arange(at, at + num) for at, num in fresh] or [_NO_SLOTS])
+        self.places = {
+            group.kind: Places(self.spans, group.kind, group.window)
+            for group in batch.pools.kv_layout.groups
+        }
         self.rows = [span.row for span in batch.spans]
         self.gathered: PagedKVLayer | None = None
 
@@ -48,6 +50,26 @@ class ForwardContext:
     def num_tokens(self) -> int:
         """Tokens per span; all spans of a pass have the same number."""
         return len(self.spans[0].ids)
+
+
+class Places:
+    """Where one kind of KV lies for a batch.
+
+    history: per span the runs of slots of earlier tokens, from the first that its first token sees.
+    """
+
+    def __init__(self, spans: tuple[Span, ...], kind: str, window: int | None) -> None:
+        self.history = [
+            list(
+                span.pages(kind).runs(
+                    0 if window is None else max(0, span.start + 1 - window), span.start
+                )
+            )
+            for span in spans
+        ]
+        fresh = [run for span in spans for run in span.pages(kind).runs(span.start, span.stop)]
+        self._fresh = fresh if len(fresh) == 1 else None
+        self._slots = torch.cat([torch.arange(at, at + num) for at, num in fresh] or [_NO_SLOTS])
 
     def store(self, target: torch.Tensor, new: torch.Tensor) -> None:
         """Write [B, heads, T, dim] into the new tokens' slots of `target` [slots, heads, dim]."""
@@ -65,19 +87,20 @@ _NO_SLOTS = torch.empty(0, dtype=torch.int64)
 class PagedKVLayer(CacheLayerMixin):
     """Attention KV in token slots of the arena.
 
-    window: how many positions a token sees; None: all before it. gathers: hand out the whole
-    history, not the new tokens alone. masked: what a token sees of that is told by the mask.
-    unread: keys were stored in this pass and no attention came.
+    kind: of the pages it lies in. window: how many positions a token sees; None: all before it.
+    gathers: hand out the whole history, not the new tokens alone. masked: what a token sees of that
+    is told by the mask. unread: keys were stored in this pass and no attention came.
     """
 
     masked = False
 
-    def __init__(self, spec: KVSpec, *, gathers: bool = False) -> None:
+    def __init__(self, spec: KVSpec, *, kind: str = Kind.FULL.value, gathers: bool = False) -> None:
         CacheLayerMixin.__init__(self)
-        self._open(spec, gathers)
+        self._open(spec, kind, gathers)
 
-    def _open(self, spec: KVSpec, gathers: bool) -> None:
+    def _open(self, spec: KVSpec, kind: str, gathers: bool) -> None:
         self.layer_idx = spec.layer_idx
+        self.kind = kind
         self.window = spec.window
         self.is_sliding = spec.window is not None
         self.is_initialized = True
@@ -112,8 +135,9 @@ class PagedKVLayer(CacheLayerMixin):
         """
         context = self.context
         keys, values = context.pools.kv[self.layer_idx]
-        context.store(keys, key_states)
-        context.store(values, value_states)
+        places = context.places[self.kind]
+        places.store(keys, key_states)
+        places.store(values, value_states)
         self.unread = True
         if not self._gathers:
             key_states.agentcache_layer = self  # type: ignore[attr-defined]
@@ -265,8 +289,10 @@ class HybridLayer(SlotStateLayer, PagedKVLayer):
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, kv: KVSpec, states: tuple[StateSpec, ...], *, keeps: bool) -> None:
-        PagedKVLayer.__init__(self, kv)
+    def __init__(
+        self, kv: KVSpec, states: tuple[StateSpec, ...], *, kind: str, keeps: bool
+    ) -> None:
+        PagedKVLayer.__init__(self, kv, kind=kind)
         self._open_states(kv.layer_idx, states, keeps)
 
     def bind(self, context: ForwardContext) -> None:
@@ -280,20 +306,20 @@ Layer = PagedKVLayer | SlotStateLayer | HybridLayer | DummyLayer
 
 def make_layers(description: Description) -> list[Layer]:
     """Our layers in order of their index."""
+    return [_make_layer(description, i, layer) for i, layer in enumerate(description.layers)]
+
+
+def _make_layer(description: Description, layer_idx: int, layer: KeptLayer) -> Layer:
     family = description.family
-    return [
-        family.layer(layer)
-        if layer.kv is not None and family.layer is not None
-        else _make_layer(i, layer, gathers=family.gathers, keeps=family.captures == "conv")
-        for i, layer in enumerate(description.layers)
-    ]
-
-
-def _make_layer(layer_idx: int, layer: KeptLayer, *, gathers: bool, keeps: bool) -> Layer:
-    if layer.kv is not None and layer.states:
-        return HybridLayer(layer.kv, layer.states, keeps=keeps)
+    keeps = family.captures == "conv"
     if layer.kv is not None:
-        return PagedKVLayer(layer.kv, gathers=gathers)
+        if family.layer is not None:
+            made: PagedKVLayer = family.layer(layer)
+            return made
+        kind = description.kv.kind_of(layer_idx)
+        if layer.states:
+            return HybridLayer(layer.kv, layer.states, kind=kind, keeps=keeps)
+        return PagedKVLayer(layer.kv, kind=kind, gathers=family.gathers)
     if layer.states:
         return SlotStateLayer(layer_idx, layer.states, keeps=keeps)
     return DummyLayer()

@@ -76,13 +76,26 @@ def _describe(model: Any) -> Description:
         layers=tuple(kind for layer in layers for kind in _mixers(config, family, layer)),
         max_len=getattr(config, "max_position_embeddings", None) or _ANY_LEN,
         kv_itemsize=model.dtype.itemsize,
-        token_bytes=kv.token_bytes,
-        checkpoint_bytes=sum(spec.num_bytes for spec in state.specs),
+        token_bytes=_token_bytes(kv),
+        checkpoint_bytes=sum(spec.num_bytes for spec in state.specs) + _window_bytes(kv),
     )
     return Description(family, shape, kv, state, layers)
 
 
 _ANY_LEN = 2**31 - 1
+
+
+def _token_bytes(kv: KVLayout) -> int:
+    """Bytes that every token of a history leaves, whatever comes after it."""
+    elements = sum(group.token_elements for group in kv.groups if group.window is None)
+    return elements * kv.dtype.itemsize
+
+
+def _window_bytes(kv: KVLayout) -> int:
+    """Bytes of the windows that one boundary needs."""
+    return kv.dtype.itemsize * sum(
+        group.window * group.token_elements for group in kv.groups if group.window is not None
+    )
 
 
 def _rope(config: Any) -> str | None:

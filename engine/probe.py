@@ -108,7 +108,7 @@ class Report:
 
 def components_of(backend: ModelBackend) -> tuple[str, ...]:
     """Which kinds of cached data a backend's model keeps, as names of components."""
-    windows = [spec.window for spec in backend.kv_layout.specs]
+    windows = [group.window for group in backend.kv_layout.groups]
     kept = {
         Kind.FULL: None in windows,
         Kind.SWA: any(window is not None for window in windows),

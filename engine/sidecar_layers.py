@@ -162,7 +162,7 @@ class CompressedKVLayer(_BesideLayer):
         """Store the new tokens' keys; returns them behind the window's, twice."""
         context, span = self.context, self.context.spans[0]
         keys, _ = context.pools.kv[self.layer_idx]
-        context.store(keys, key_states)
+        context.places[self.kind].store(keys, key_states)
         self.unread, context.gathered = True, self
         first = self.get_mask_sizes(0)[1]
         parts = [keys[at : at + num] for at, num in span.table.runs(first, span.stop)]

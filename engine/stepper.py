@@ -14,7 +14,7 @@ from agentcache.engine.sampling import token_logprobs
 from agentcache.engine.scheduler import Scheduler
 from agentcache.engine.verify import ColdRun, VerifyResult, cold_run, compare
 from agentcache.errors import InvalidRequest, RequestCancelled, RequestTooLarge
-from agentcache.types import FEW_TOKENS, FinishReason, IntArray, Usage
+from agentcache.types import FEW_TOKENS, FinishReason, IntArray, Kind, Usage
 
 if TYPE_CHECKING:
     from agentcache.clock import Clock
@@ -62,7 +62,10 @@ class Stepper:
     def check_fits(self, length: int) -> None:
         """Raises RequestTooLarge for a sequence of that length, if it can never fit."""
         size = self.pools.sizes
-        pages = -(-length // size.page_size) if self.backend.kv_layout.specs else 0
+        pages = 0
+        for group in self.backend.kv_layout.groups:
+            needed = length if group.window is None else min(length, group.window)
+            pages += -(-needed // self.pools.page_lens[group.kind])
         if pages > size.num_pages:
             raise RequestTooLarge(pages * size.page_bytes, size.num_pages * size.page_bytes)
 
@@ -215,6 +218,7 @@ class Stepper:
             lease.row,
             logits_at=self._wanted(request, chunk.start, chunk.stop),
             captures=captures,
+            windows=lease.windows,
         )
         logits = self._forward((span,), "extend")[0]
         request.absorbed = chunk.stop
@@ -303,7 +307,10 @@ class Stepper:
     def _decode_span(self, request: Request) -> Span:
         assert request.lease is not None
         ids = request.tokens.array[request.absorbed : request.absorbed + 1]
-        return Span(ids, request.absorbed, request.lease.table, request.lease.row, logits_at=(0,))
+        lease = request.lease
+        return Span(
+            ids, request.absorbed, lease.table, lease.row, logits_at=(0,), windows=lease.windows
+        )
 
     def _forward(self, spans: tuple[Span, ...], kind: str) -> list[torch.Tensor]:
         self.num_passes[kind] += 1
@@ -439,7 +446,8 @@ class Stepper:
         cold = self.run_cold(
             request.tokens.array[: request.absorbed], request.prompt_len, len(request.logits)
         )
-        checked = compare(warm, self.pools, lease.table, lease.row, cold, request.absorbed)
+        tables = {Kind.FULL.value: lease.table, **lease.windows}
+        checked = compare(warm, self.pools, tables, lease.row, cold, request.absorbed)
         self.cache.metrics.add("verify", "calls")
         self.cache.metrics.add("verify", "failed", int(not checked.ok))
         return checked

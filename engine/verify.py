@@ -16,9 +16,10 @@ from agentcache.engine.backend import Batch, ModelBackend, Span
 from agentcache.pools.layout import PoolSizes
 from agentcache.pools.table import PageTable
 from agentcache.pools.tensors import TensorPools
+from agentcache.types import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from agentcache.clock import Clock
     from agentcache.types import IntArray
@@ -62,11 +63,14 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColdRun:
-    """Everything a run from nothing left: logits [num_logits, vocab], state row 0, KV in order."""
+    """Everything a run from nothing left: logits [num_logits, vocab], state row 0, all KV.
+
+    tables: its pages by kind.
+    """
 
     logits: torch.Tensor
     pools: TensorPools
-    table: PageTable
+    tables: Mapping[str, PageTable]
     ttft_s: float
 
 
@@ -83,28 +87,39 @@ def cold_run(
 
     num_logits: rows wanted, from the prompt's last token on.
     """
+    tables, num_pages = _tables(backend, len(tokens))
     sizes = PoolSizes.of(
         backend.kv_layout,
         backend.state_layout,
-        num_pages=-(-len(tokens) // _PAGE),
+        num_pages=num_pages,
         page_size=_PAGE,
         num_rows=1,
         num_staging=0,
     )
     pools = TensorPools(backend.kv_layout, backend.state_layout, sizes, device=backend.device)
-    table = PageTable(_PAGE, np.arange(sizes.num_pages, dtype=np.int32))
     wanted = range(prompt_len - 1, prompt_len - 1 + num_logits)
     rows: list[torch.Tensor] = []
     begin, ttft, at = clock.now(), 0.0, 0
     while at < len(tokens):
         stop = min(at + chunk, len(tokens), prompt_len if at < prompt_len else len(tokens))
         inside = tuple(p - at for p in wanted if at <= p < stop)
-        span = Span(tokens[at:stop], at, table, 0, logits_at=inside)
+        span = Span(tokens[at:stop], at, tables[Kind.FULL], 0, logits_at=inside, windows=tables)
         rows.append(backend.forward(Batch((span,), pools))[0])
         at = stop
         if at == prompt_len:
             ttft = clock.now() - begin
-    return ColdRun(torch.cat(rows), pools, table, ttft)
+    return ColdRun(torch.cat(rows), pools, tables, ttft)
+
+
+def _tables(backend: ModelBackend, length: int) -> tuple[dict[str, PageTable], int]:
+    """Pages for all KV of a sequence by kind, one kind after the other; and how many they are."""
+    tables, at = {}, 0
+    for kind, page_len in backend.kv_layout.page_shape(_PAGE).lens.items():
+        num = -(-length // page_len)
+        tables[kind] = PageTable(page_len, np.arange(at, at + num, dtype=np.int32))
+        at += num
+    tables.setdefault(Kind.FULL, PageTable(_PAGE, np.empty(0, dtype=np.int32)))
+    return tables, at
 
 
 _PAGE = 64
@@ -113,7 +128,7 @@ _PAGE = 64
 def compare(
     warm_logits: torch.Tensor,
     pools: TensorPools,
-    table: PageTable,
+    tables: Mapping[str, PageTable],
     row: int,
     cold: ColdRun,
     length: int,
@@ -125,10 +140,14 @@ def compare(
         layers[f"{layer}.{name.replace('recurrent', 'state')}"] = _distance(
             state[row], cold.pools.state[layer, name][0]
         )
-    for layer in pools.kv:
-        layers[f"{layer}.kv"] = _distance(
-            _kv(pools, table, layer, length), _kv(cold.pools, cold.table, layer, length)
-        )
+    for group in pools.kv_layout.groups:
+        first = 0 if group.window is None else max(0, length + 1 - group.window)
+        for spec in group.specs:
+            warm_kv, cold_kv = (
+                _kv(of.kv[spec.layer_idx], table[group.kind], first, length)
+                for of, table in ((pools, tables), (cold.pools, cold.tables))
+            )
+            layers[f"{spec.layer_idx}.kv"] = _distance(warm_kv, cold_kv)
     return VerifyResult(
         positions=len(warm_logits),
         different_ids=different,
@@ -160,11 +179,13 @@ def _distance(warm: torch.Tensor, cold: torch.Tensor) -> float:
     return gap / norm if np.isfinite(gap) and norm > 0 else float("inf")
 
 
-def _kv(pools: TensorPools, table: PageTable, layer: int, length: int) -> torch.Tensor:
-    keys, values = pools.kv[layer]
-    runs = list(table.runs(0, length))
-    parts = [half[at : at + num].flatten() for half in (keys, values) for at, num in runs]
-    return torch.cat(parts) if parts else keys[:0]
+def _kv(
+    halves: tuple[torch.Tensor, torch.Tensor], table: PageTable, first: int, length: int
+) -> torch.Tensor:
+    """What a layer keeps of positions [first, length), keys before values."""
+    runs = list(table.runs(first, length))
+    parts = [half[at : at + num].flatten() for half in halves for at, num in runs]
+    return torch.cat(parts) if parts else halves[0][:0]
 
 
 def _max(values: Iterable[float]) -> float:

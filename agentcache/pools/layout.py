@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import lcm, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agentcache.errors import BudgetTooSmall, ConfigError
+from agentcache.types import Kind
 
 if TYPE_CHECKING:
     import torch
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from agentcache.types import IntArray
 
 __all__ = [
+    "KVGroup",
     "KVLayout",
     "KVSpec",
+    "PageShape",
     "PoolSizes",
     "SidecarSpec",
     "StateLayout",
@@ -101,12 +104,39 @@ class SidecarSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers whose KV shares pages: all that see everything before them, or all with one window.
+
+    kind: the component's name for it. window: None where everything is seen.
+    """
+
+    kind: str
+    window: int | None
+    specs: tuple[KVSpec, ...]
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of one token's keys and values in these layers."""
+        return sum(spec.token_elements for spec in self.specs)
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """A page holds `elements` elements, which are `lens[kind]` tokens' KV of a group's layers."""
+
+    elements: int
+    lens: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayout:
-    """One token's KV of all layers, side by side: per layer its keys, then its values.
+    """One token's KV of a group's layers, side by side: per layer its keys, then its values.
 
     Token after token this way, any run of neighbouring slots is one strided view per layer, and a
-    page of all layers is one block of memory. Sidecars lie in pools of their own, under the same
-    page numbers.
+    page is one block of memory. Layers with a window have pages of their own, of the same size in
+    bytes, so that what lies before the window can be given back. Sidecars lie in pools of their
+    own, under the page numbers of what they describe: with them all layers share their pages,
+    since the entries outlive the window.
     """
 
     specs: tuple[KVSpec, ...]
@@ -114,12 +144,66 @@ class KVLayout:
     sidecars: tuple[SidecarSpec, ...] = ()
 
     @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        """Layers that see everything first, then by their windows, shortest first."""
+        if self.sidecars:
+            return (KVGroup(Kind.FULL, None, self.specs),)
+        by_window: dict[int | None, list[KVSpec]] = {}
+        for spec in self.specs:
+            by_window.setdefault(spec.window, []).append(spec)
+        full = by_window.pop(None, [])
+        out = [KVGroup(Kind.FULL, None, tuple(full))] if full else []
+        for window, specs in sorted(by_window.items(), key=lambda item: item[0] or 0):
+            kind = Kind.SWA if len(by_window) == 1 else f"{Kind.SWA}{window}"
+            out.append(KVGroup(kind, window, tuple(specs)))
+        return tuple(out)
+
+    def kind_of(self, layer_idx: int) -> str:
+        """The kind of the pages a layer's KV lies in."""
+        for group in self.groups:
+            if any(spec.layer_idx == layer_idx for spec in group.specs):
+                return group.kind
+        raise KeyError(layer_idx)
+
+    def page_shape(self, page_size: int) -> PageShape:
+        """Pages of `page_size` tokens of the first group, and of as many as fit of the others.
+
+        A page is made a little larger where that lets more tokens fit evenly.
+
+        >>> import torch
+        >>> full, window = KVSpec(0, 1, 4), KVSpec(1, 3, 4, window=8)
+        >>> KVLayout((full, window), torch.float32).page_shape(16)
+        PageShape(elements=130, lens={'full': 16, 'swa': 5})
+        """
+        groups = self.groups
+        if not groups:
+            return PageShape(0, {})
+        elements = page_size * groups[0].token_elements
+        elements = max(elements, *(group.token_elements for group in groups))
+        lens = {groups[0].kind: page_size}
+        for group in groups[1:]:
+            most = elements // group.token_elements
+            step = lcm(*lens.values())
+            fits = [(count, _round_up(elements, lcm(step, count))) for count in range(most, 0, -1)]
+            best = next(fit for fit in fits if fit[1] <= elements * _MOST_PADDING)
+            lens[group.kind], elements = best
+        return PageShape(_round_up(elements, lcm(*lens.values())), lens)
+
+    @property
     def token_elements(self) -> int:
         return sum(spec.token_elements for spec in self.specs)
 
     @property
     def token_bytes(self) -> int:
+        """Bytes of a token's KV in all layers, windows or not."""
         return self.token_elements * self.dtype.itemsize
+
+
+_MOST_PADDING = 1.02
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +283,8 @@ class PoolSizes:
         num_staging: int,
     ) -> PoolSizes:
         """Sizes for given layouts; without KV a page is as large as a checkpoint."""
-        page_bytes = page_size * kv.token_bytes or max(state.num_bytes, 1)
+        page_bytes = kv.page_shape(page_size).elements * kv.dtype.itemsize
+        page_bytes = page_bytes or max(state.num_bytes, 1)
         state_pages = -(-state.num_bytes // page_bytes)
         beside = sum(sidecar.page_bytes(page_size) for sidecar in kv.sidecars)
         return cls(num_pages, page_size, page_bytes, state_pages, num_rows, num_staging, beside)
@@ -219,7 +304,7 @@ def divide_budget(
     """
     one = PoolSizes.of(kv, state, num_pages=0, page_size=page_size, num_rows=1, num_staging=1)
     page_bytes = one.page_bytes + one.sidecar_bytes
-    least_pages = (one.state_pages + 1) * page_bytes
+    least_pages = (one.state_pages + max(1, len(kv.groups))) * page_bytes
     minimum = 2 * one.row_bytes + least_pages
     if budget_bytes < minimum:
         raise BudgetTooSmall(budget_bytes, minimum)

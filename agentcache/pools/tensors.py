@@ -28,7 +28,8 @@ class TensorPools:
     row_bytes]: the private states of running requests, then `num_staging` rows into which a forward
     pass puts the states it captures on the way.
 
-    kv: per attention layer keys and values of every token slot, [num_slots, heads, width] each.
+    page_lens: tokens a page of each kind of KV holds. kv: per attention layer keys and values of
+    every token slot of its kind, [num_slots, heads, width] each.
     state: per (layer_idx, name) that tensor of every row, [rows, *shape].
     sidecars: per name its entries beside every page, [num_pages, entries, *shape].
 
@@ -48,6 +49,7 @@ class TensorPools:
         self.sizes = sizes
         self.kv_layout = kv
         self.state_layout = state
+        self.page_lens = kv.page_shape(sizes.page_size).lens
         self.pages = PageAllocator(sizes.num_pages)
         self.rows = RowAllocator(sizes.num_rows)
         self.staging_rows = range(sizes.num_rows, sizes.num_rows + sizes.num_staging)
@@ -90,7 +92,7 @@ class TensorPools:
         return self.sizes.row_bytes
 
     def copy_tail(self, kind: str, source: int, target: int, count: int) -> None:
-        num = count * self.kv_layout.token_bytes
+        num = count * self.sizes.page_bytes // self.page_lens[kind]
         self._arena[target, :num] = self._arena[source, :num]
         for spec in self.kv_layout.sidecars:  # entries whose last position is copied
             whole = count * spec.entries(self.sizes.page_size) // self.sizes.page_size
@@ -132,17 +134,18 @@ class TensorPools:
 
     def _kv_views(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """Per attention layer keys and values of every token slot, [num_slots, heads, width]."""
-        if not self.kv_layout.specs:
-            return {}
-        slots = self._arena.view(self.kv_layout.dtype).view(-1, self.kv_layout.token_elements)
-        out, at = {}, 0
-        for spec in self.kv_layout.specs:
-            middle = at + spec.num_kv_heads * spec.head_dim
-            end = at + spec.token_elements
-            keys = slots[:, at:middle].view(len(slots), spec.num_kv_heads, spec.head_dim)
-            values = slots[:, middle:end].view(len(slots), spec.num_kv_heads, spec.value_width)
-            out[spec.layer_idx] = (keys, values)
-            at = end
+        out = {}
+        for group in self.kv_layout.groups:
+            num_slots = self.sizes.num_pages * self.page_lens[group.kind]
+            slots = self._arena.view(self.kv_layout.dtype).view(num_slots, -1)
+            at = 0
+            for spec in group.specs:
+                middle = at + spec.num_kv_heads * spec.head_dim
+                end = at + spec.token_elements
+                keys = slots[:, at:middle].view(num_slots, spec.num_kv_heads, spec.head_dim)
+                values = slots[:, middle:end].view(num_slots, spec.num_kv_heads, spec.value_width)
+                out[spec.layer_idx] = (keys, values)
+                at = end
         return out
 
     def _sidecar_view(self, spec: SidecarSpec) -> torch.Tensor:

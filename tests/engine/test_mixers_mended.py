@@ -92,7 +92,7 @@ def test_a_row_that_was_zeroed_is_a_fresh_one(name: str) -> None:
     within.step([first], [100])
     within.extend(first, tokens(40, seed=1))
     within.pools.clear_state(first.row)
-    second = Running(first.table, first.own, first.row, 0)
+    second = Running(first.tables, first.own, first.row, 0)
     logits, _ = within.extend(second, tokens(30))
     assert torch.equal(logits, fresh)
     for key, state in states(within.pools, second.row).items():

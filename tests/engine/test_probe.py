@@ -92,9 +92,10 @@ class SpoilsItsPages(Damaged):
     def forward(self, batch: Batch) -> list[torch.Tensor]:
         for span in batch.spans:
             if len(span.ids) > 1 and span.start:
-                slot, _ = next(span.table.runs(0, 1))
-                for keys, _values in batch.pools.kv.values():
-                    keys[slot] = 3.0
+                for group in batch.pools.kv_layout.groups:
+                    slot, _ = next(span.pages(group.kind).runs(0, 1))
+                    for spec in group.specs:
+                        batch.pools.kv[spec.layer_idx][0][slot] = 3.0
         return super().forward(batch)
 
 

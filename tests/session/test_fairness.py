@@ -51,7 +51,7 @@ def runtime(make_runtime: Callable[..., Runtime]) -> Runtime:
 
 
 class Passes:
-    """Chunks as they are computed, by the first token of their prompt, which each test sets apart."""
+    """Chunks as they are computed, by the first token of their prompt, which differs."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.chunks: list[int] = []

@@ -41,5 +41,7 @@ def forward(runtime: Runtime, lease: Lease, tokens: IntArray, start: int) -> tor
     """One pass over `tokens[start:]`, with the last token's logits and nothing else."""
     engine = runtime.engine
     new = tokens[start:]
-    span = Span(new, start, lease.table, lease.row, logits_at=(len(new) - 1,))
+    span = Span(
+        new, start, lease.table, lease.row, logits_at=(len(new) - 1,), windows=lease.windows
+    )
     return engine.backend.forward(Batch((span,), engine.pools))[0]
