@@ -1,4 +1,4 @@
-"""Sessions on models of every composition: warm is cold, in windows, under pressure, after forks."""
+"""Sessions on models of every composition: warm is cold, in windows and under pressure."""
 
 from __future__ import annotations
 
