@@ -60,8 +60,9 @@ bench: bench-replay bench-turns bench-bookkeeping bench-policy bench-kernels ## 
 bench-replay: $(STAMP) ## Hit rate and exactness over recorded runs
 	$(BIN)/python -P bench/replay/hit_rate.py $(ARGS)
 
-bench-turns: $(STAMP) ## What a turn costs: time to first token, bytes per decode step
+bench-turns: $(STAMP) ## What a turn costs: time to first token, decode steps, prefill, bytes copied
 	$(BIN)/python -P bench/turns/ttft.py $(ARGS)
+	$(BIN)/python -P bench/turns/engine.py $(ARGS)
 	$(BIN)/python -P bench/turns/decode_bytes.py $(ARGS)
 
 bench-bookkeeping: $(STAMP) ## What tree and sessions cost a turn, from 1K to 200K tokens of history

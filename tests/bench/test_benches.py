@@ -62,6 +62,19 @@ def test_ttft_compares_a_turn_with_a_bare_pass_over_the_same_tokens(run):
     assert status == int(not all(goals(result).values()))  # a matter of time: either is right
 
 
+def test_engine_is_timed_against_stock_code_and_bare_passes(run):
+    status, result = run(
+        "turns/engine.py",
+        *("--model=tiny-hybrid", "--prefill=100", "--new=3", "--repetitions=1"),
+        *("--context", "48", "96"),
+    )
+
+    check(result, "bench/turns/engine", num_rows=4)
+    assert [row["tokens"] for row in result["rows"]] == [48, 48, 96, 100]
+    assert all(row["ours_s"] > 0 and row["other_s"] > 0 for row in result["rows"])
+    assert status == int(not all(goals(result).values()))  # a matter of time: either is right
+
+
 def test_decode_copies_the_same_bytes_whatever_the_history(run):
     status, result = run("turns/decode_bytes.py", "--shortest=64", "--longest=256", "--steps=1")
 
