@@ -96,7 +96,10 @@ def _in_place(reader: PagedKVLayer, b: int, key: torch.Tensor, value: torch.Tens
     """History as runs of the arena, and the new tokens."""
     keys, values = reader.context.pools.kv[reader.layer_idx]
     runs = reader.context.places[reader.kind].history[b]
-    return [(keys[at : at + num], values[at : at + num]) for at, num in runs], key, value
+    history = [(keys[at : at + num], values[at : at + num]) for at, num in runs]
+    if reader.context.exact and history:
+        history = [(torch.cat([k for k, _ in history]), torch.cat([v for _, v in history]))]
+    return history, key, value
 
 
 def _gathered(start: int, stop: int, key: torch.Tensor, value: torch.Tensor) -> _Parts:

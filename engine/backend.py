@@ -59,10 +59,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Spans of different sequences for one forward pass over one set of pools."""
+    """Spans of different sequences for one forward pass over one set of pools.
+
+    exact: results may not depend on where in the pools anything lies, down to the last bit.
+    """
 
     spans: tuple[Span, ...]
     pools: TensorPools
+    exact: bool = False
 
 
 class ModelBackend(Protocol):

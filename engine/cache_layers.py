@@ -34,6 +34,7 @@ class ForwardContext:
     """One batch, prepared once for all layers: where new tokens go and where history lies.
 
     gathered: the layer whose whole history was handed out last, until an attention has read it.
+    exact: history is read as one run, however many it lies in.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -44,6 +45,7 @@ class ForwardContext:
             for group in batch.pools.kv_layout.groups
         }
         self.rows = [span.row for span in batch.spans]
+        self.exact = batch.exact
         self.gathered: PagedKVLayer | None = None
 
     @property

@@ -36,6 +36,7 @@ class RequestSpec:
     in place of sampling; stepwise: one by one
     through decoding. verify: True compares with a cold run before the call returns, a number is
     the share of calls compared after it. grammar: what a sampled reply is kept to.
+    exact: computed in the same passes whatever is found, alone, and reused where those end.
     emit: called on the engine thread with (ids, text) as they come. finish: turns the result into
     what the caller's future gets, on the engine thread.
     """
@@ -57,6 +58,7 @@ class RequestSpec:
     grammar: Grammar | None = None
     priority: int = 0
     tenant: str | None = None
+    exact: bool = False
     session: str | None = None
     emit: Callable[[tuple[int, ...], str], None] | None = None
 

@@ -149,6 +149,10 @@ class Scheduler:
             return None
         start = request.absorbed
         stop = min(start + self._chunk_len, len(request.tokens))
+        if (
+            request.spec.exact and request.is_stepwise
+        ):  # what was sampled is absorbed as it was then
+            stop = min(stop, request.prompt_len) if start < request.prompt_len else start + 1
         assert request.lease is not None
         inside = [at for at in request.lease.plan if start < at <= stop]
         if len(inside) > self._max_captures:

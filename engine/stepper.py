@@ -17,6 +17,8 @@ from agentcache.errors import InvalidRequest, RequestCancelled, RequestTooLarge
 from agentcache.types import FEW_TOKENS, FinishReason, IntArray, Kind, Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from agentcache.clock import Clock
     from agentcache.pools.tensors import TensorPools
 
@@ -100,12 +102,18 @@ class Stepper:
                 continue
             if not self._scheduler.has_room(len(request.tokens) - known):
                 continue
+            limit, structural, passing = None, spec.structural, spec.passing
+            if spec.exact:
+                limit = self._pass_end(known)
+                structural = self._pass_ends(structural)
+                passing = self._pass_ends((*passing, request.prompt_len - 1))
             try:
                 lease = self.cache.acquire(
                     spec.namespace,
                     request.tokens.array,
-                    structural=spec.structural,
-                    passing=spec.passing,
+                    limit=limit,
+                    structural=structural,
+                    passing=passing,
                     salts=spec.salts,
                     after=spec.after,
                     known_len=spec.known_len,
@@ -114,12 +122,22 @@ class Stepper:
             except OutOfPages as short:
                 self._short(request, short)
                 return
+            if spec.exact:
+                lease.plan = self._pass_ends(lease.plan)
             request.lease = lease
             request.absorbed = lease.boundary
             if request.first_match is None:
                 request.first_match = lease.match
                 request.cached_len = min(lease.boundary, request.prompt_len)
             self._scheduler.start(request)
+
+    def _pass_end(self, length: int) -> int:
+        """The last end of a pass of an exact request that is not beyond `length`."""
+        return length // self._chunk_len * self._chunk_len
+
+    def _pass_ends(self, lengths: Iterable[int]) -> tuple[int, ...]:
+        """`_pass_end` of each, ascending."""
+        return tuple(sorted({self._pass_end(at) for at in lengths}))
 
     def _follows(self, request: Request, known: int) -> bool:
         """Whether a prompt in progress is about to publish more of the request's tokens than are
@@ -195,7 +213,10 @@ class Stepper:
     def _suspend(self, request: Request) -> None:
         """Publish what the request has and take its memory; it is acquired anew later."""
         assert request.lease is not None
-        self.cache.suspend(request.lease, request.tokens.array, request.absorbed)
+        if request.spec.exact:
+            self.cache.release(request.lease)  # only the ends of its passes are of use again
+        else:
+            self.cache.suspend(request.lease, request.tokens.array, request.absorbed)
         request.lease = None
         self._scheduler.suspend(request)
         self.cache.metrics.add("preempted", "requests")
@@ -220,7 +241,7 @@ class Stepper:
             captures=captures,
             windows=lease.windows,
         )
-        logits = self._forward((span,), "extend")[0]
+        logits = self._forward((span,), "extend", exact=request.spec.exact)[0]
         request.absorbed = chunk.stop
         self._scheduler.charge(request, chunk.stop - chunk.start)
         reason = self._after_extend(request, logits)  # the first token does not wait for filing
@@ -292,8 +313,14 @@ class Stepper:
         ready = [r for r in ready if r.lease is not None]
         if not ready:
             return
+        alone = [[request] for request in ready if request.spec.exact]
+        for together in (*alone, [request for request in ready if not request.spec.exact]):
+            if together:
+                self._decode_together(together)
+
+    def _decode_together(self, ready: list[Request]) -> None:
         spans = tuple(self._decode_span(request) for request in ready)
-        logits = self._forward(spans, "decode")
+        logits = self._forward(spans, "decode", exact=ready[0].spec.exact)
         for request, rows in zip(ready, logits, strict=True):
             request.absorbed += 1
             self._scheduler.charge(request, 1)
@@ -312,9 +339,9 @@ class Stepper:
             ids, request.absorbed, lease.table, lease.row, logits_at=(0,), windows=lease.windows
         )
 
-    def _forward(self, spans: tuple[Span, ...], kind: str) -> list[torch.Tensor]:
+    def _forward(self, spans: tuple[Span, ...], kind: str, *, exact: bool) -> list[torch.Tensor]:
         self.num_passes[kind] += 1
-        return self.backend.forward(Batch(spans, self.pools))
+        return self.backend.forward(Batch(spans, self.pools, exact))
 
     def _take_logits(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
         """Choose the next token and say it.
@@ -375,7 +402,8 @@ class Stepper:
         if request.stops.matched is None:
             tail, stopped = request.stops.push(request.detokenizer.flush())
             self._say(request, (), tail if stopped else tail + request.stops.flush())
-        if request.stops.matched is None:  # what a stop string cut off is not the history's
+        # What a stop string cut off is not the history's; an exact request's passes ended before.
+        if request.stops.matched is None and not request.spec.exact:
             self.cache.commit(lease, request.tokens.array, request.absorbed, lease.row)
         checked = self._verify(request) if request.spec.verify is True else None
         result = self._result(request, reason, checked)

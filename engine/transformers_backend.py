@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentcache.engine.attention import register_attention
-from agentcache.engine.backend import Batch, Span
 from agentcache.engine.cache_layers import (
     ForwardContext,
     PagedKVLayer,
@@ -21,6 +20,7 @@ from agentcache.engine.describe import describe, text_config
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agentcache.engine.backend import Batch, Span
     from agentcache.types import ModelShape
 
 __all__ = ["TransformersBackend", "shape_of"]
@@ -65,9 +65,9 @@ class TransformersBackend:
         spans = batch.spans
         assert len(spans) == 1 or all(len(span.ids) == 1 for span in spans)
         if len(spans) > 1 and not self._family.ragged:
-            return [self.forward(Batch((span,), batch.pools))[0] for span in spans]
+            return [self.forward(replace(batch, spans=(span,)))[0] for span in spans]
         if self._cuts and len(spans) == 1:
-            parts = [self._pass(Batch((part,), batch.pools))[0] for part in _cut(spans[0])]
+            parts = [self._pass(replace(batch, spans=(part,)))[0] for part in _cut(spans[0])]
             return [torch.cat(parts)]
         return self._pass(batch)
 

@@ -114,6 +114,7 @@ class HybridCache:
         Raises OutOfPages, also where no row is free.
         """
         limit = len(tokens) - 1 if limit is None else limit
+        after = _within(namespace, after)
         start = self._start(namespace, after, known_len)
         match = self.tree.match(start, tokens, limit, salts)
         if match.loadable > match.boundary:
@@ -137,6 +138,7 @@ class HybridCache:
             session=session,
             committed_len=match.boundary,
             reserved_len=match.boundary,
+            namespace=namespace,
         )
         claimed: list[tuple[int, int]] = []
         try:
@@ -164,7 +166,7 @@ class HybridCache:
         known_len: int = 0,
     ) -> int:
         """How many of `tokens` could be reused now, without loading anything. Changes nothing."""
-        start = self._start(namespace, after, known_len)
+        start = self._start(namespace, _within(namespace, after), known_len)
         return self.tree.match(start, tokens, len(tokens) - 1, salts).boundary
 
     def _load_back(self, match: Match) -> None:
@@ -471,7 +473,10 @@ class HybridCache:
         filed: further checkpoints of its turn. after: the mark it went on from, held or not. lease:
         of the call that ends there; what it knows makes the next turn's acquire cheap.
         """
+        if lease is not None:
+            after = _within(lease.namespace, after)
         ref = self.refs.hold(frontier, filed, after=after, now=self._clock.now())
+        ref.namespace = lease.namespace if lease is not None else None
         if self._edge is not None and lease is not None:
             end = min(frontier.end, lease.published_len)
             table = lease.table.prefix(end // self._edge.page_size)
@@ -481,6 +486,7 @@ class HybridCache:
     def stand_again(self, ref: SessionRef) -> SessionRef:
         """One more mark where another one is, or at what is left of its path. O(1)."""
         again = self.refs.hold_again(ref, self._clock.now())
+        again.namespace = ref.namespace
         if self._edge is not None and isinstance(ref.memo, _Memo):
             table = ref.memo.table.prefix(again.frontier.node.end // self._edge.page_size)
             again.memo = _Memo(table, ref.memo.moves)
@@ -524,6 +530,11 @@ class HybridCache:
     def peak_pages(self) -> tuple[dict[str, int], int]:
         """The most pages ever held at once: of each kind, and of all together."""
         return self.memory.peak_pages()
+
+
+def _within(namespace: bytes, mark: SessionRef | None) -> SessionRef | None:
+    """The mark, unless its path is kept under another namespace."""
+    return None if mark is None or mark.namespace not in (None, namespace) else mark
 
 
 def _only(tree: RadixTree, base: type[_C]) -> _C | None:

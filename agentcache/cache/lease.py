@@ -21,9 +21,10 @@ _ALL = 2**62
 class Lease:
     """What one running request holds, from acquire to its single release.
 
-    match, boundary: what was known, and the tokens reused. plan: lengths at which a checkpoint is
-    to be committed. row: the private state. table: pages of the whole sequence. windows: per
-    windowed kind the pages from the first position still needed on. locked: the node whose path the
+    namespace: what its tokens are kept under. match, boundary: what was known, and the tokens
+    reused. plan: lengths at which a checkpoint is to be committed. row: the private state. table:
+    pages of the whole sequence. windows: per windowed kind the pages from the first position still
+    needed on. locked: the node whose path the
     lease keeps. committed_len: how many tokens the tree holds of this request. reserved_len: how
     many there is room for. own: pages of the table that the lease holds. filed: nodes where it
     committed a checkpoint. published_len: how far the table is the tree's; beyond, the tree had
@@ -41,6 +42,7 @@ class Lease:
     session: str | None
     committed_len: int
     reserved_len: int
+    namespace: bytes = b""
     windows: dict[str, PageTable] = field(default_factory=dict)
     own: list[IntArray] = field(default_factory=list)
     filed: list[Node] = field(default_factory=list)

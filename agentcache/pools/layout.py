@@ -147,14 +147,14 @@ class KVLayout:
     def groups(self) -> tuple[KVGroup, ...]:
         """Layers that see everything first, then by their windows, shortest first."""
         if self.sidecars:
-            return (KVGroup(Kind.FULL, None, self.specs),)
+            return (KVGroup(Kind.FULL.value, None, self.specs),)
         by_window: dict[int | None, list[KVSpec]] = {}
         for spec in self.specs:
             by_window.setdefault(spec.window, []).append(spec)
         full = by_window.pop(None, [])
-        out = [KVGroup(Kind.FULL, None, tuple(full))] if full else []
+        out = [KVGroup(Kind.FULL.value, None, tuple(full))] if full else []
         for window, specs in sorted(by_window.items(), key=lambda item: item[0] or 0):
-            kind = Kind.SWA if len(by_window) == 1 else f"{Kind.SWA}{window}"
+            kind = Kind.SWA.value if len(by_window) == 1 else f"{Kind.SWA}{window}"
             out.append(KVGroup(kind, window, tuple(specs)))
         return tuple(out)
 
@@ -171,9 +171,9 @@ class KVLayout:
         A page is made a little larger where that lets more tokens fit evenly.
 
         >>> import torch
-        >>> full, window = KVSpec(0, 1, 4), KVSpec(1, 3, 4, window=8)
+        >>> full, window = KVSpec(0, 2, 64), KVSpec(1, 6, 64, window=512)
         >>> KVLayout((full, window), torch.float32).page_shape(16)
-        PageShape(elements=130, lens={'full': 16, 'swa': 5})
+        PageShape(elements=4160, lens={'full': 16, 'swa': 5})
         """
         groups = self.groups
         if not groups:

@@ -19,7 +19,6 @@ from agentcache.errors import (
     RuntimeClosed,
     SessionClosed,
     UnknownTip,
-    UnsupportedOption,
 )
 from agentcache.events import Event
 from agentcache.session.miss import explain_miss
@@ -82,6 +81,7 @@ class Host(Protocol):
     events: Events
     end_id: int | None
     verify: bool | float
+    exact: bool
     clock: Clock
 
     @property
@@ -89,7 +89,9 @@ class Host(Protocol):
         """Most tokens of prompt and reply together."""
         ...
 
-    def namespace(self, tenant: str | None, shared_head: bool = False) -> Namespace:
+    def namespace(
+        self, tenant: str | None, shared_head: bool = False, exact: bool = False
+    ) -> Namespace:
         """Who may share what with whom."""
         ...
 
@@ -474,10 +476,12 @@ class Session:
         record, tip = self._record, prompt.tip
         replay = self._replay_ids(prompt, options)
         self._check_len(prompt, replay, options)
-        verify = options.get("verify")
+        verify, exact = options.get("verify"), options.get("exact")
+        exact = self._host.exact if exact is None else exact
         spec = RequestSpec(
             prompt=prompt.ids,
-            namespace=self._host.namespace(record.tenant, record.shared_head).digest(),
+            namespace=self._host.namespace(record.tenant, record.shared_head, exact).digest(),
+            exact=exact,
             tenant=record.tenant,
             sampling=sampling_of(options, self._host.max_len - len(prompt.ids)),
             begun_at=begun_at,
@@ -499,11 +503,6 @@ class Session:
         return self._host.submit(spec)
 
     def _replay_ids(self, prompt: Prompt, options: CallOptions) -> IntArray | None:
-        if options.get("exact"):
-            raise UnsupportedOption(
-                "exact=True is not available in this version; answers agree within the tolerance "
-                "that verify=True checks"
-            )
         replay = options.get("replay")
         if replay is None:
             if options.get("stepwise"):

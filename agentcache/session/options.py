@@ -39,7 +39,10 @@ class CallOptions(TypedDict, total=False):
         which the end of message is added. As one extension; with `stepwise=True` token by token.
     verify: True compares the call with a cold run before it returns (`turn.verify`); a number is
         the share of calls compared after they have returned, counted in `rt.stats()["verify"]`.
-    exact: not available in this version; True raises UnsupportedOption.
+    exact: the same logits to the last bit, whatever the cache held. Computed alone, in passes of
+        `prefill_chunk` tokens from the start of the prompt on, and reused only where those end, by
+        other exact calls; so up to that many tokens of a prompt, and all of the reply before it,
+        are computed again.
     """
 
     max_new_tokens: int

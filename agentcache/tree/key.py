@@ -22,7 +22,8 @@ class Namespace:
 
     `tenant=None` is the default tenant and differs from every string; `model` is the fingerprint of
     weights, config, tokenizer and template. shares_head: the namespace in which sessions that share
-    their heads across tenants begin; what follows a head is kept apart by a `Salt`.
+    their heads across tenants begin; what follows a head is kept apart by a `Salt`. split: all of
+    it is computed in passes that end at multiples of so many tokens, and shared with nothing else.
 
     >>> Namespace(model="m", tenant="a").digest() == Namespace(model="ma").digest()
     False
@@ -32,6 +33,7 @@ class Namespace:
     tenant: str | None = None
     adapter: str | None = None
     shares_head: bool = False
+    split: int | None = None
 
     def digest(self) -> bytes:
         """32 bytes; equal exactly where every part is equal.
@@ -40,6 +42,7 @@ class Namespace:
         parts that concatenate to the same text collide.
         """
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "shares_head"}
+        parts["split"] = None if self.split is None else str(self.split)
         return _digest("shared namespace" if self.shares_head else "namespace", parts)
 
 

@@ -21,7 +21,6 @@ from agentcache.errors import (
     SessionClosed,
     SessionError,
     UnknownTip,
-    UnsupportedOption,
 )
 from agentcache.runtime import Runtime
 
@@ -449,8 +448,6 @@ def test_wrong_arguments_are_refused_with_the_remedy(runtime: Runtime) -> None:
         session.idle("soon")
     with pytest.raises(InvalidRequest):
         session.chat([])
-    with pytest.raises(UnsupportedOption, match="exact"):
-        session.generate([1], exact=True)
     assert session.tips == ()
     session.generate([1, 2, 3], max_new_tokens=1)
     with pytest.raises(HistoryMismatch, match="generate"):

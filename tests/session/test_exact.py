@@ -1,0 +1,147 @@
+"""exact=True: the same logits to the last bit, whatever the cache held and wherever it lay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from testkit.helpers import check
+from testkit.models import tokenizer
+
+from agentcache.config import CacheConfig
+from agentcache.engine.families.tiny import build
+from agentcache.runtime import Runtime
+
+if TYPE_CHECKING:
+    from agentcache.session import Turn
+
+CHUNK = 16
+MODELS = ["granitemoehybrid", "llama", "gemma3", "jamba"]
+
+
+def runtime_on(name: str, **settings: Any) -> Runtime:
+    config = CacheConfig(**{"budget": "8MiB", "page_size": 4, "prefill_chunk": CHUNK, **settings})
+    return Runtime(build(name), tokenizer(), cache=config, poison=True)
+
+
+def ids(seed: int, count: int) -> list[int]:
+    drawn: list[int] = np.random.default_rng(seed).integers(3, 250, count).tolist()
+    return drawn
+
+
+def say(runtime: Runtime, prompt: list[int], **options: Any) -> Turn:
+    settings = {"max_new_tokens": 6, "exact": True, "return_logits": True, **options}
+    turn = runtime.session().generate(prompt, **settings)
+    assert turn.logits is not None
+    return turn
+
+
+PROMPT = ids(0, 75)
+
+
+@pytest.fixture(params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    given: str = request.param
+    return given
+
+
+def cold(name: str, prompt: list[int]) -> Turn:
+    with runtime_on(name) as fresh:
+        return say(fresh, prompt)
+
+
+def test_logits_are_equal_to_the_last_bit_for_every_length_of_a_hit(name: str) -> None:
+    wanted = cold(name, PROMPT)
+    for length in (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5, 4 * CHUNK, 70, 74):
+        with runtime_on(name) as runtime:
+            say(runtime, ids(9, 40))  # so that pages and rows lie elsewhere
+            say(runtime, [*PROMPT[:length], 251])
+            turn = say(runtime, PROMPT)
+            assert turn.usage.cached_tokens == length // CHUNK * CHUNK
+            assert turn.ids.tolist() == wanted.ids.tolist()
+            assert torch.equal(turn.logits, wanted.logits), length
+            check(runtime.cache)
+
+
+def test_next_turn_is_as_if_its_whole_prompt_were_new(name: str) -> None:
+    with runtime_on(name) as runtime:
+        session = runtime.session()
+        first = session.generate(PROMPT, max_new_tokens=9, exact=True)
+        longer = [*PROMPT, *first.ids.tolist(), *ids(1, 30)]
+        turn = session.generate(longer, max_new_tokens=5, exact=True, return_logits=True)
+        assert turn.usage.cached_tokens == len(PROMPT) // CHUNK * CHUNK
+    wanted = cold(name, longer)
+    assert turn.logits is not None
+    assert torch.equal(turn.logits, wanted.logits[:5])
+
+
+def test_others_in_the_same_step_change_nothing(name: str) -> None:
+    wanted = cold(name, PROMPT)
+    with runtime_on(name, max_running=6) as runtime:
+        streams = [
+            runtime.session().generate(
+                prompt, max_new_tokens=6, return_logits=True, stream=True, exact=exact
+            )
+            for prompt, exact in (
+                (ids(2, 33), False),
+                (PROMPT, True),
+                (ids(3, 50), True),
+                (PROMPT, False),
+            )
+        ]
+        turns = [stream.turn for stream in streams]
+    assert torch.equal(turns[1].logits, wanted.logits)
+
+
+def test_exact_calls_and_others_share_nothing_even_in_one_session(name: str) -> None:
+    wanted = cold(name, [*PROMPT, 5, 6, 7])
+    with runtime_on(name) as runtime:
+        session = runtime.session()
+        session.generate(PROMPT, max_new_tokens=0)
+        exact = session.generate(
+            [*PROMPT, 5, 6, 7], max_new_tokens=6, exact=True, return_logits=True
+        )
+        assert exact.usage.cached_tokens == 0
+        assert exact.logits is not None
+        assert torch.equal(exact.logits, wanted.logits)
+        plain = session.generate([*PROMPT, 5, 6, 7, 8], max_new_tokens=2, verify=True)
+        assert plain.usage.cached_tokens >= len(PROMPT) - 1
+        assert plain.verify is not None
+        assert plain.verify.ok
+        check(runtime.cache)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_preempted_exact_calls_give_the_same_logits(name: str) -> None:
+    prompts = [ids(n, 200) for n in range(3)]
+    with runtime_on(name) as roomy:
+        wanted = [say(roomy, prompt, max_new_tokens=60) for prompt in prompts]
+        used = roomy.stats()["bytes"]["total"]["used"]
+    preempted = 0
+    for share in (0.5, 0.6, 0.7):
+        with runtime_on(name, budget=int(share * used), max_running=3) as runtime:
+            streams = [
+                runtime.session().generate(
+                    prompt, max_new_tokens=60, exact=True, return_logits=True, stream=True
+                )
+                for prompt in prompts
+            ]
+            for stream, right in zip(streams, wanted, strict=True):
+                logits = stream.turn.logits
+                assert logits is not None
+                assert torch.equal(logits, right.logits)
+            preempted += runtime.stats()["preempted"]
+    assert preempted > 0
+
+
+def test_runtime_can_be_exact_by_default_and_a_call_can_decline() -> None:
+    model, config = build("llama"), CacheConfig(budget="8MiB", prefill_chunk=CHUNK)
+    with Runtime(model, tokenizer(), cache=config, exact=True) as runtime:
+        session = runtime.session()
+        session.generate(PROMPT, max_new_tokens=0)
+        again = session.generate([*PROMPT, 4], max_new_tokens=0)
+        assert again.usage.cached_tokens == len(PROMPT) // CHUNK * CHUNK
+        declined = session.generate([*PROMPT, 4, 5], max_new_tokens=0, exact=False)
+        assert declined.usage.cached_tokens == 0
