@@ -117,23 +117,18 @@ def test_exact_calls_and_others_share_nothing_even_in_one_session(name: str) -> 
 def test_preempted_exact_calls_give_the_same_logits(name: str) -> None:
     prompts = [ids(n, 200) for n in range(3)]
     with runtime_on(name) as roomy:
-        wanted = [say(roomy, prompt, max_new_tokens=60) for prompt in prompts]
+        wanted = [say(roomy, prompt, max_new_tokens=40) for prompt in prompts]
         used = roomy.stats()["bytes"]["total"]["used"]
-    preempted = 0
-    for share in (0.5, 0.6, 0.7):
-        with runtime_on(name, budget=int(share * used), max_running=3) as runtime:
-            streams = [
-                runtime.session().generate(
-                    prompt, max_new_tokens=60, exact=True, return_logits=True, stream=True
-                )
-                for prompt in prompts
-            ]
-            for stream, right in zip(streams, wanted, strict=True):
-                logits = stream.turn.logits
-                assert logits is not None
-                assert torch.equal(logits, right.logits)
-            preempted += runtime.stats()["preempted"]
-    assert preempted > 0
+    with runtime_on(name, budget=int(0.6 * used), max_running=3) as runtime:
+        streams = [
+            runtime.session().generate(
+                prompt, max_new_tokens=40, exact=True, return_logits=True, stream=True
+            )
+            for prompt in prompts
+        ]
+        for stream, right in zip(streams, wanted, strict=True):
+            assert torch.equal(stream.turn.logits, right.logits)
+        assert runtime.stats()["preempted"] > 0
 
 
 def test_runtime_can_be_exact_by_default_and_a_call_can_decline() -> None:
