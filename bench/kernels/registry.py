@@ -19,6 +19,12 @@ from agentcache.kernels.causal_conv1d import (
     causal_conv1d_reference,
     causal_conv1d_update,
 )
+from agentcache.kernels.gated_delta import (
+    gated_delta,
+    gated_delta_reference,
+    gated_delta_update,
+    gated_delta_update_reference,
+)
 from agentcache.kernels.paged_attention import segment_attention, segment_attention_reference
 from agentcache.kernels.rg_lru import rg_lru, rg_lru_reference
 from agentcache.kernels.selective_scan import (
@@ -279,6 +285,86 @@ def _alone(run: Callable[[], Tensor]) -> Form:
     return Form(run, lambda: (run(),))
 
 
+def _gated_delta_cases() -> Iterator[Case]:
+    """Decay per head with two value heads for one of keys, and per channel; one token first."""
+    from transformers.models.kimi_linear import modeling_kimi_linear as kimi
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+    for num_heads, width in ((8, 64), (16, 128)):
+        for per_channel in (False, True):
+            one, many = (
+                (kimi.recurrent_kimi_delta_attention, kimi.chunk_kimi_delta_attention)
+                if per_channel
+                else (qwen.torch_recurrent_gated_delta_rule, qwen.torch_chunk_gated_delta_rule)
+            )
+            sizes = (num_heads, width, per_channel)
+            yield from (_delta_step(sizes, rows, one) for rows in (1, 8))
+            yield from (_delta_run(sizes, num_tokens, many) for num_tokens in (2, 32, 128, 512))
+
+
+_DeltaSizes = tuple[int, int, bool]
+"""Heads of values, width of keys and values, whether each key channel has a decay of its own."""
+
+
+def _delta_inputs(sizes: _DeltaSizes, *lead: int) -> dict[str, Tensor]:
+    """Arguments of the gated delta rule with leading sizes `lead`."""
+    num_heads, width, per_channel = sizes
+    groups = num_heads if per_channel else num_heads // 2
+    q, k = F.normalize(torch.randn(2, *lead, groups, width), dim=-1)
+    return {
+        "q": q * width**-0.5,
+        "k": k,
+        "v": torch.randn(*lead, num_heads, width),
+        "decay": -(torch.rand(*lead, num_heads, *([width] if per_channel else [])) ** 4),
+        "beta": torch.rand(*lead, num_heads),
+    }
+
+
+def _delta_name(sizes: _DeltaSizes) -> str:
+    num_heads, width, per_channel = sizes
+    return f"H{num_heads} K{width} {'channel' if per_channel else 'head'}"
+
+
+def _their_delta(run: Callable[..., Outputs], inputs: dict[str, Tensor], state: Tensor) -> Outputs:
+    """transformers' forms scale the queries themselves."""
+    q, k, v, decay, beta = inputs.values()
+    scaled = q * q.shape[-1] ** 0.5
+    return run(scaled, k, v, g=decay, beta=beta, initial_state=state, output_final_state=True)
+
+
+def _delta_step(sizes: _DeltaSizes, rows: int, theirs: Callable[..., Outputs]) -> Case:
+    inputs, state = _delta_inputs(sizes, rows), torch.randn(rows, *sizes[:2], sizes[1])
+    as_sequences = {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}
+
+    def transformers() -> Outputs:
+        y, moved = _their_delta(theirs, as_sequences, state)
+        return y[:, 0], moved
+
+    return Case(
+        f"{_delta_name(sizes)} R{rows}",
+        rows,
+        _in_place(partial(gated_delta_update, **inputs), state),
+        _pure(partial(gated_delta_update_reference, state, **inputs)),
+        {"transformers": _pure(transformers)},
+    )
+
+
+def _delta_run(sizes: _DeltaSizes, num_tokens: int, theirs: Callable[..., Outputs]) -> Case:
+    inputs, state = _delta_inputs(sizes, 1, num_tokens), torch.randn(1, *sizes[:2], sizes[1])
+
+    def ours() -> Outputs:
+        result = gated_delta(**inputs, initial_state=state)
+        return result.y, result.final_state
+
+    return Case(
+        f"{_delta_name(sizes)} T{num_tokens}",
+        num_tokens,
+        _pure(ours),
+        _pure(partial(gated_delta_reference, **inputs, initial_state=state)),
+        {"transformers": _pure(partial(_their_delta, theirs, inputs, state))},
+    )
+
+
 def _causal_conv1d_cases() -> Iterator[Case]:
     for sizes in _SIZES:
         channels = sizes.num_channels
@@ -395,6 +481,7 @@ def _attention_by_copy(
 
 REGISTRY: dict[str, Callable[[], Iterator[Case]]] = {
     "causal_conv1d": _causal_conv1d_cases,
+    "gated_delta": _gated_delta_cases,
     "paged_attention": _paged_attention_cases,
     "rg_lru": _rg_lru_cases,
     "selective_scan": _selective_scan_cases,
