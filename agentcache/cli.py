@@ -69,6 +69,9 @@ def replay(
         int, typer.Option(help="Recompute N calls cold and compare ids, logits and states.")
     ] = 0,
     cold: Annotated[int, typer.Option(help="Time N calls without the cache.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads to compute with; by default one per physical core.")
+    ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the results as JSON; - for standard output.")
     ] = None,
@@ -85,6 +88,7 @@ def replay(
             budget,
             policy,
             limit,
+            threads,
             concurrency=concurrency,
             max_turns=max_turns,
             stepwise=stepwise,
@@ -141,6 +145,9 @@ def doctor(
             "is asked for."
         ),
     ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads to compute with; by default one per physical core.")
+    ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the results as JSON; - for standard output.")
     ] = None,
@@ -148,7 +155,7 @@ def doctor(
     """Check that a model resumed from cached data computes what it computes without a cache."""
     console = Console(stderr=json_file == "-")
     try:
-        diagnoses = _diagnose(console, families, family or [], model)
+        diagnoses = _diagnose(console, families, family or [], model, threads)
         _write_json([each.to_json() for each in diagnoses], json_file)
     except (ConfigError, ModelError) as error:
         raise _usage(error) from error
@@ -157,13 +164,19 @@ def doctor(
 
 
 def _diagnose(
-    console: Console, every: bool, families: list[str], model: str | None
+    console: Console,
+    every: bool,
+    families: list[str],
+    model: str | None,
+    threads: int | None,
 ) -> list[Diagnosis]:
     """Probe what was asked for, with a progress bar."""
     with console.status("loading"):
         from agentcache.engine.doctor import diagnose_family, diagnose_model
         from agentcache.engine.families.tiny import VARIANTS
+        from agentcache.engine.threads import use_threads
 
+    use_threads(threads)
     unknown = [name for name in families if name not in VARIANTS]
     if unknown:
         raise ConfigError(f"no family {unknown[0]!r}; there are {', '.join(VARIANTS)}")
@@ -252,6 +265,7 @@ def _replay(
     budget: str | None,
     policy: str,
     limit: int | None,
+    threads: int | None,
     **options: int | bool | None,
 ) -> ReplayResult:
     """Read, load, replay with a progress bar."""
@@ -271,6 +285,9 @@ def _replay(
     read = read_paths(paths)
     read = replace(read, trajectories=read.trajectories[:limit])
     with console.status(f"loading {model}"):
+        from agentcache.engine.threads import use_threads
+
+        use_threads(threads)
         replayer = Replayer(model, read, settings)
     columns = (
         TextColumn("{task.description}"),

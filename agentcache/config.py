@@ -46,7 +46,7 @@ class CacheConfig:
     """Settings of one cache.
 
     budget: bytes for KV pages, checkpoints, running states and scratch together, as a number or a
-        text such as "512MiB"; None takes half of the machine's memory.
+        text such as "512MiB"; None takes half of what is left beside the weights.
     policy: which entries leave first: "lru", "session-lru", or "auto", which takes the best policy
         this version has (session-lru).
     admission: which checkpoints are kept: "structural" (the last decoded token, branch points, end
@@ -68,7 +68,9 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         if self.budget is not None and parse_bytes(self.budget) == 0:
-            raise ConfigError("budget is 0 bytes; give a positive size, or None for half of memory")
+            raise ConfigError(
+                "budget is 0 bytes; give a positive size, or None for half of what is left"
+            )
         for name in ("page_size", "prefill_chunk", "max_running"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

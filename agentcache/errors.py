@@ -7,6 +7,7 @@ AgentCacheError
 │   └── UnknownPolicy           a policy name nobody registered
 ├── ModelError
 │   ├── ModelNotFound           neither an embedded name, a local folder, nor a cached Hub id
+│   ├── ModelTooLarge           weights and cache budget do not fit into memory
 │   └── UnsupportedModel        a family the engine does not admit
 ├── RequestError                one call cannot be served; others are not affected
 │   ├── InvalidRequest          empty prompt, ids outside the vocabulary, bad sampling arguments
@@ -43,6 +44,7 @@ __all__ = [
     "LeaseError",
     "ModelError",
     "ModelNotFound",
+    "ModelTooLarge",
     "PromptTooLong",
     "RequestCancelled",
     "RequestError",
@@ -102,6 +104,20 @@ class ModelError(AgentCacheError):
 
 class ModelNotFound(ModelError):
     """Neither an embedded name, a local folder, nor a Hub id in the local cache."""
+
+
+class ModelTooLarge(ModelError):
+    """Weights and cache budget do not fit into the memory that is available; nothing was loaded."""
+
+    def __init__(self, weight_bytes: int, cache_bytes: int, available_bytes: int) -> None:
+        super().__init__(
+            f"the model's weights take {weight_bytes} bytes and the cache {cache_bytes}, but only "
+            f"{available_bytes} bytes of memory are available; lower the budget, load in a smaller "
+            "dtype, free memory, or take a smaller model"
+        )
+        self.weight_bytes = weight_bytes
+        self.cache_bytes = cache_bytes
+        self.available_bytes = available_bytes
 
 
 class UnsupportedModel(ModelError):

@@ -148,9 +148,9 @@ class Replayer:
     ) -> ReplayResult:
         """Replay everything once, with a cache of its own.
 
-        budget: bytes, a text such as "512MiB", a share such as "10%", or None for half of memory.
-        A call that cannot be served is reported and the run goes on. Raises ConfigError and what
-        `Runtime` raises for settings that cannot work.
+        budget: bytes, a text such as "512MiB", a share such as "10%", or None for half of what the
+        weights leave. A call that cannot be served is reported and the run goes on. Raises
+        ConfigError and what `Runtime` raises for settings that cannot work.
         """
         is_share = isinstance(budget, str) and budget.strip().endswith("%")
         limit = (

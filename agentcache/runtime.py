@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -15,8 +14,10 @@ from agentcache.config import CacheConfig
 from agentcache.engine.chat import ChatFormat
 from agentcache.engine.loader import fingerprint, load_model
 from agentcache.engine.loop import Engine, Submission
+from agentcache.engine.threads import use_threads
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.transformers_backend import TransformersBackend
+from agentcache.engine.weights import free_bytes
 from agentcache.errors import UnsupportedOption
 from agentcache.events import Events
 from agentcache.metrics import Metrics
@@ -52,12 +53,13 @@ class Runtime:
     """A model in this process with one cache, which hands out session handles.
 
     Runtime(model, tokenizer): takes a loaded transformers model over; use it through the runtime
-    only. `Runtime.load(name)`: an embedded model ("tiny-hybrid"), a folder, or a downloaded Hub id.
+    only. `Runtime.load(name)`: an embedded model ("tiny-hybrid"), a folder, a GGUF file, a Hub id.
 
-    cache: its settings. verify: default for calls (see `CallOptions`). clock, seed: time and
+    cache: its settings. verify: default for calls (see `CallOptions`). adapter: digest of what was
+    merged into the model; prefixes of different ones are kept apart. clock, seed: time and
     randomness. poison: fill freed memory with NaN, so that a read of evicted data shows.
 
-    Raises UnsupportedModel, BudgetTooSmall, UnsupportedOption, UnknownPolicy.
+    Raises UnsupportedModel, BudgetTooSmall, UnknownPolicy.
 
     >>> rt = Runtime.load("tiny-hybrid", cache=CacheConfig(budget="64MiB"))     # doctest: +SKIP
     >>> with rt.session("demo") as s:                                           # doctest: +SKIP
@@ -72,12 +74,12 @@ class Runtime:
         cache: CacheConfig | None = None,
         verify: bool | float = False,
         exact: bool = False,
+        adapter: str | None = None,
         clock: Clock | None = None,
         seed: int = 0,
         poison: bool = False,
     ) -> None:
-        if exact:
-            raise UnsupportedOption("exact=True is not available in this version")
+        self.exact = exact
         self.config = cache or CacheConfig()
         self.verify = verify
         policy = make_policy(self.config.policy)
@@ -90,10 +92,11 @@ class Runtime:
         self.prompts = PromptBuilder(self.chat_format, self.tokenizer, backend.shape.vocab_size)
         self.registry: Registry[History] = Registry()
         self._fingerprint = fingerprint(model, self.tokenizer)
+        self._adapter = adapter
         self._metrics = Metrics()
         self.events = Events()
         given = self.config.budget_bytes
-        self._budget = _half_of_memory() if given is None else given
+        self._budget = free_bytes(model) // 2 if given is None else given
         self._pools = _make_pools(backend, self.config, self._budget, poison)
         tree = RadixTree(_components(backend, self.config.page_size))
         self._cache = HybridCache(
@@ -124,20 +127,27 @@ class Runtime:
         *,
         backend: Literal["auto", "transformers"] = "auto",
         dtype: torch.dtype | None = None,
+        adapter: str | Path | None = None,
+        threads: int | None = None,
         cache: CacheConfig | None = None,
         **options: Any,
     ) -> Runtime:
         """Load a model by name; `options` as for the constructor.
 
         backend: "auto" takes the best there is for the model, which in this version is
-        "transformers". Raises ModelNotFound, UnsupportedModel, and what the constructor raises.
+        "transformers". adapter: folder or Hub id of a LoRA adapter, merged into the weights.
+        threads: of torch, for the whole process; None takes one per physical core, unless the
+        process has set a number. Raises ModelNotFound, ModelTooLarge, UnsupportedModel,
+        ConfigError, and what the constructor raises.
         """
         if backend not in ("auto", "transformers"):
             raise UnsupportedOption(
                 f"backend {backend!r} is not available in this version; take auto or transformers"
             )
-        loaded = load_model(name, dtype)
-        return cls(loaded.model, loaded.tokenizer, cache=cache, **options)
+        cache = cache or CacheConfig()
+        use_threads(threads)
+        loaded = load_model(name, dtype, adapter=adapter, cache_bytes=cache.budget_bytes or 0)
+        return cls(loaded.model, loaded.tokenizer, cache=cache, adapter=loaded.adapter, **options)
 
     def session(
         self,
@@ -163,11 +173,17 @@ class Runtime:
         record = self.registry.open(id, tenant, parent_id, priority, shared_head)
         return Session(self, record, is_unnamed=id is None)
 
-    def namespace(self, tenant: str | None, shared_head: bool = False) -> Namespace:
+    def namespace(
+        self, tenant: str | None, shared_head: bool = False, exact: bool = False
+    ) -> Namespace:
         """The identity that prefixes of a tenant, or heads shared by tenants, are kept under."""
-        if shared_head:
-            return Namespace(model=self._fingerprint, shares_head=True)
-        return Namespace(model=self._fingerprint, tenant=tenant)
+        return Namespace(
+            model=self._fingerprint,
+            tenant=None if shared_head else tenant,
+            adapter=self._adapter,
+            shares_head=shared_head,
+            split=self.config.prefill_chunk if exact else None,
+        )
 
     def submit(self, spec: RequestSpec) -> Submission:
         """Queue a request. Raises RuntimeClosed, RequestTooLarge."""
@@ -327,7 +343,3 @@ def _make_pools(
     return TensorPools(
         backend.kv_layout, backend.state_layout, sizes, poison=poison, device=backend.device
     )
-
-
-def _half_of_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,4 +1,4 @@
-"""Models by name: embedded ones, local folders, Hub ids that lie in the local cache."""
+"""Models by name: embedded ones, local folders, GGUF files, Hub ids; with an adapter if asked."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, GgufConfig
 from transformers.utils import logging as hf_logging
 
+from agentcache.engine.adapter import find_adapter
 from agentcache.engine.describe import text_config
 from agentcache.engine.families import family_of
-from agentcache.engine.tiny_hybrid import EMBEDDED_MODELS, hybrid_path
+from agentcache.engine.machine import available_bytes
+from agentcache.engine.source import find_source, first_line, hub_hint, ways_to_name
+from agentcache.engine.tiny_hybrid import EMBEDDED_MODELS
+from agentcache.engine.weights import auto_class, check_fits
 from agentcache.errors import ModelNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from agentcache.engine.source import Source
     from agentcache.engine.tokenizer import Tokenizer
 
 __all__ = ["LoadedModel", "fingerprint", "load_model"]
@@ -28,39 +34,67 @@ __all__ = ["LoadedModel", "fingerprint", "load_model"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A transformers model and its tokenizer."""
+    """A transformers model and its tokenizer. adapter: digest of what was merged into it."""
 
     model: Any
     tokenizer: Any
+    adapter: str | None = None
 
 
-def load_model(name: str | Path, dtype: torch.dtype | None = None) -> LoadedModel:
-    """Load an embedded model, a folder, or a Hub id.
+def load_model(
+    name: str | Path,
+    dtype: torch.dtype | None = None,
+    *,
+    adapter: str | Path | None = None,
+    cache_bytes: int = 0,
+) -> LoadedModel:
+    """Load an embedded model, a folder, a GGUF file, or a Hub id.
 
-    dtype: of the weights; by default what the config says, else float32. Raises ModelNotFound,
-    naming what was tried; UnsupportedModel before any weight is read.
+    dtype: of the weights; by default what the config says, else float32, as always for GGUF.
+    adapter: folder or Hub id of a LoRA adapter to merge into the weights. cache_bytes: what a cache
+    will take beside them. The network is reached for only where a Hub id's files are not here and
+    HF_HUB_OFFLINE is not set.
+
+    Raises, before any weight is read: ModelNotFound, naming what was tried; UnsupportedModel;
+    UnsupportedOption where a package is missing; ModelTooLarge where weights and cache do not fit
+    into memory. After that ModelNotFound for damaged files, and ModelError for an adapter of
+    another model.
     """
-    where = str(hybrid_path(str(name))) if str(name) in EMBEDDED_MODELS else str(name)
+    source = find_source(name)
+    if source.gguf is not None:
+        dtype = dtype or torch.float32
     try:
-        config = AutoConfig.from_pretrained(where)
+        config = source.load(AutoConfig.from_pretrained)
     except (OSError, ValueError) as error:
-        known = ", ".join(sorted(EMBEDDED_MODELS))
+        remedy = hub_hint() + ", or " if source.is_hub else ""
         raise ModelNotFound(
-            f"no model at {name!r}: {_first_line(error)}; give an embedded name ({known}), a "
-            "folder with config.json and weights, or a Hub id that has been downloaded"
+            f"no model at {str(name)!r}: {first_line(error)}; {remedy}{ways_to_name()}"
         ) from error
     family_of(text_config(config).model_type)
+    merged = None if adapter is None else find_adapter(adapter)
     quiet = _without_bar() if str(name) in EMBEDDED_MODELS else nullcontext()
     try:
+        check_fits(source, config, dtype, cache_bytes, available_bytes())
         with quiet:
-            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype or "auto")
-        tokenizer = AutoTokenizer.from_pretrained(where)
-    except (OSError, ValueError) as error:
+            model = _weights(source, config, dtype)
+        tokenizer = source.load(AutoTokenizer.from_pretrained)
+    except (OSError, ValueError, SafetensorError) as error:
+        remedy = "; " + hub_hint() if source.is_hub else ""
         raise ModelNotFound(
-            f"the model at {name!r} cannot be loaded: {_first_line(error)}; complete the folder or "
-            "download it again"
+            f"the model at {str(name)!r} cannot be loaded: {first_line(error)}{remedy}; complete "
+            "the folder or download it again"
         ) from error
-    return LoadedModel(model, tokenizer)
+    if merged is None:
+        return LoadedModel(model, tokenizer)
+    return LoadedModel(merged.merge(model), tokenizer, merged.digest())
+
+
+def _weights(source: Source, config: Any, dtype: torch.dtype | None) -> Any:
+    options: dict[str, Any] = {"config": config, "dtype": dtype or "auto"}
+    if source.gguf is not None:
+        # packed weights are computed with by modules that our mixers do not know
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    return source.load(auto_class(config).from_pretrained, **options)
 
 
 @contextmanager
@@ -73,10 +107,6 @@ def _without_bar() -> Iterator[None]:
     finally:
         if was_enabled:
             hf_logging.enable_progress_bar()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def fingerprint(model: Any, tokenizer: Tokenizer) -> str:

@@ -1,0 +1,123 @@
+"""What this process may use of its machine: memory and cores, within the limits of its cgroups."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+__all__ = ["available_bytes", "core_count", "mapped_bytes", "own_cpus"]
+
+_ROOT = Path("/")
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """Bytes that can be allocated without pushing anything out: the kernel's estimate, or what a
+    cgroup leaves if that is less. Where the kernel gives none, the size of memory.
+
+    root: where `proc` and `sys` lie.
+    """
+    found = _fields(root / "proc/meminfo").get("MemAvailable")
+    free = _memory_bytes() if found is None else found
+    return max(0, min([free, *_cgroup_free(root)]))
+
+
+def mapped_bytes(root: Path = _ROOT) -> int:
+    """Bytes of files that are mapped into this process and resident; the kernel counts them as
+    available. 0 where it does not tell."""
+    return _fields(root / "proc/self/status").get("RssFile", 0)
+
+
+def own_cpus() -> frozenset[int]:
+    """The logical CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def core_count(cpus: Collection[int], root: Path = _ROOT, *, quota: bool = True) -> int:
+    """Physical cores among these CPUs, of two hyperthreads one; at least 1.
+
+    quota: no more of them than a cgroup grants time for.
+    """
+    topology = root / "sys/devices/system/cpu"
+    cores = {
+        _read(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus
+    }
+    limits = list(_cgroup_cores(root)) if quota else []
+    return max(1, min([len(cores), *limits]))
+
+
+def _memory_bytes() -> int:
+    size: int = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return size
+
+
+def _read(path: Path) -> str:
+    """The text of a file of the kernel's; empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path)
+    return int(text) if text.lstrip("-").isdigit() else None  # "max" is no limit
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Lines such as `MemAvailable:  123 kB`, in bytes."""
+    pairs = (line.split() for line in _read(path).splitlines())
+    return {
+        words[0].rstrip(":"): int(words[1]) * 1024
+        for words in pairs
+        if len(words) == 3 and words[2] == "kB"
+    }
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's cgroup and of those it lies in, for version 1 and 2.
+
+    Inside a container the path may be the host's, of which only the mount itself is visible.
+    """
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controllers and controller)
+        inner = mount / path.lstrip("/")
+        yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount))
+
+
+def _cgroup_free(root: Path) -> Iterator[int]:
+    """Per limited cgroup what may still be allocated; cached files give way."""
+    for folder in _folders(root, "memory"):
+        for limit_name, usage_name, prefix in _MEMORY_FILES:
+            limit, used = _number(folder / limit_name), _number(folder / usage_name)
+            if limit is None or used is None:
+                continue
+            pairs = map(str.split, _read(folder / "memory.stat").splitlines())
+            stat = {name: int(value) for name, value in pairs}
+            cached = stat.get(f"{prefix}active_file", 0) + stat.get(f"{prefix}inactive_file", 0)
+            yield limit - max(0, used - cached)
+
+
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+
+
+def _cgroup_cores(root: Path) -> Iterator[int]:
+    """Per cgroup with a quota of CPU time, that many cores, rounded up."""
+    for folder in _folders(root, "cpu"):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        quota = quota or _read(folder / "cpu.cfs_quota_us")
+        period = period or _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period):
+            yield max(1, math.ceil(int(quota) / int(period)))

@@ -1,0 +1,46 @@
+"""How many threads torch computes with."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentcache.engine.machine import core_count, own_cpus
+from agentcache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["use_threads"]
+
+_CHOSEN_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def use_threads(threads: int | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """Set the number of torch's threads in this process, and return it.
+
+    None: one for each physical core the process may use, unless it has chosen: by an environment
+    variable, or by any number that torch does not take by itself. Raises ConfigError for a number
+    that is none.
+    """
+    if threads is None:
+        now = torch.get_num_threads()
+        if any(environ.get(name) for name in _CHOSEN_BY) or now not in _torch_defaults():
+            return now
+        threads = core_count(own_cpus())
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ConfigError(
+            f"threads is {threads!r}; give a whole number of at least 1, or None for one per "
+            "physical core"
+        )
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    return threads
+
+
+def _torch_defaults() -> set[int]:
+    """What torch takes by itself: all logical CPUs, or with MKL all cores, whatever the quota."""
+    cpus = own_cpus()
+    return {os.cpu_count() or 1, len(cpus), core_count(cpus, quota=False)}
