@@ -255,7 +255,7 @@ class Runtime:
                 "open": len(records),
                 "tips": sum(len(record.tips()) for record in records),
             },
-            "entries": {kind.value: entries[kind] for kind in Kind},
+            "entries": {kind: entries[kind] for kind in _kinds(cache.used_pages())},
             "evictions": metrics.group("evictions"),
             "filed": metrics.group("filed"),
             "reused": metrics.group("reused"),
@@ -279,14 +279,14 @@ class Runtime:
         rows_used = pools.rows.num_rows - pools.rows.num_free
         accounts = self._cache.account()
         out = {
-            kind.value: {
+            kind: {
                 "used": used.get(kind, 0) * page,
                 "reserved": used.get(kind, 0) * page,
                 "peak": peaks.get(kind, 0) * page,
                 "evictable": accounts[kind].evictable * page if kind in accounts else 0,
                 "protected": accounts[kind].protected * page if kind in accounts else 0,
             }
-            for kind in Kind
+            for kind in _kinds(used)
         }
         out["free"] = {"used": 0, "reserved": pools.pages.num_free * page, "peak": 0}
         out["running"] = {
@@ -309,6 +309,11 @@ class Runtime:
             "peak": total_peak * page + pools.rows.peak * row + staging,
         }
         return out
+
+
+def _kinds(used: dict[str, int]) -> list[str]:
+    """The built-in kinds, whether there are any of them or not, and those the model has besides."""
+    return list(dict.fromkeys([*(kind.value for kind in Kind), *used]))
 
 
 def _end_id(tokenizer: Any, end_ids: frozenset[int]) -> int | None:

@@ -93,6 +93,8 @@ class Scheduler:
         leader, length = self._followed.get(request, (None, 0))
         if leader is None or leader.lease is None or leader not in self.running:
             return None
+        if leader.decoding:  # its prompt is done: what it has not published it never will
+            return None
         return leader if leader.lease.committed_len < length else None
 
     def start(self, request: Request) -> None:
@@ -149,10 +151,11 @@ class Scheduler:
             return None
         start = request.absorbed
         stop = min(start + self._chunk_len, len(request.tokens))
-        if (
-            request.spec.exact and request.is_stepwise
-        ):  # what was sampled is absorbed as it was then
-            stop = min(stop, request.prompt_len) if start < request.prompt_len else start + 1
+        if request.spec.exact:  # after a pre-emption too, tokens are absorbed as they first were
+            if start < request.prompt_len:
+                stop = min(stop, request.prompt_len)
+            elif request.is_stepwise:
+                stop = start + 1
         assert request.lease is not None
         inside = [at for at in request.lease.plan if start < at <= stop]
         if len(inside) > self._max_captures:

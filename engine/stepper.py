@@ -91,22 +91,16 @@ class Stepper:
             if not self.pools.rows.num_free:
                 return
             spec = request.spec
-            known = self.cache.peek(
-                spec.namespace,
-                request.tokens.array,
-                salts=spec.salts,
-                after=spec.after,
-                known_len=spec.known_len,
-            )
+            known = self._known(request)
             if self._follows(request, known):
                 continue
             if not self._scheduler.has_room(len(request.tokens) - known):
                 continue
             limit, structural, passing = None, spec.structural, spec.passing
             if spec.exact:
-                limit = self._pass_end(known)
-                structural = self._pass_ends(structural)
-                passing = self._pass_ends((*passing, request.prompt_len - 1))
+                limit = known
+                structural = self._pass_ends(request, structural)
+                passing = self._pass_ends(request, (*passing, request.prompt_len))
             try:
                 lease = self.cache.acquire(
                     spec.namespace,
@@ -123,7 +117,7 @@ class Stepper:
                 self._short(request, short)
                 return
             if spec.exact:
-                lease.plan = self._pass_ends(lease.plan)
+                lease.plan = self._pass_ends(request, lease.plan)
             request.lease = lease
             request.absorbed = lease.boundary
             if request.first_match is None:
@@ -131,13 +125,38 @@ class Stepper:
                 request.cached_len = min(lease.boundary, request.prompt_len)
             self._scheduler.start(request)
 
-    def _pass_end(self, length: int) -> int:
-        """The last end of a pass of an exact request that is not beyond `length`."""
-        return length // self._chunk_len * self._chunk_len
+    def _known(self, request: Request) -> int:
+        """How much of a request could be reused now; of an exact one, up to the end of a pass."""
+        spec, tokens = request.spec, request.tokens.array
 
-    def _pass_ends(self, lengths: Iterable[int]) -> tuple[int, ...]:
+        def peek(limit: int) -> int:
+            return self.cache.peek(
+                spec.namespace,
+                tokens,
+                limit=limit,
+                salts=spec.salts,
+                after=spec.after,
+                known_len=spec.known_len,
+            )
+
+        if not spec.exact:
+            return peek(len(tokens) - 1)
+        # A boundary may lie where another sequence left, though only ends of passes are filed.
+        known = peek(self._pass_end(request, request.prompt_len))
+        while known != self._pass_end(request, known):
+            known = peek(self._pass_end(request, known))
+        return known
+
+    def _pass_end(self, request: Request, length: int) -> int:
+        """The last end of a full pass of an exact request's prompt that is not beyond `length`.
+
+        What was sampled or recorded is absorbed in other passes than a prompt.
+        """
+        return min(length, request.prompt_len - 1) // self._chunk_len * self._chunk_len
+
+    def _pass_ends(self, request: Request, lengths: Iterable[int]) -> tuple[int, ...]:
         """`_pass_end` of each, ascending."""
-        return tuple(sorted({self._pass_end(at) for at in lengths}))
+        return tuple(sorted({self._pass_end(request, at) for at in lengths}))
 
     def _follows(self, request: Request, known: int) -> bool:
         """Whether a prompt in progress is about to publish more of the request's tokens than are

@@ -161,13 +161,17 @@ class HybridCache:
         namespace: bytes,
         tokens: IntArray,
         *,
+        limit: int,
         salts: Salts = (),
         after: SessionRef | None = None,
         known_len: int = 0,
     ) -> int:
-        """How many of `tokens` could be reused now, without loading anything. Changes nothing."""
+        """How many of `tokens`, at most `limit`, could be reused without loading anything.
+
+        Changes nothing.
+        """
         start = self._start(namespace, _within(namespace, after), known_len)
-        return self.tree.match(start, tokens, len(tokens) - 1, salts).boundary
+        return self.tree.match(start, tokens, limit, salts).boundary
 
     def _load_back(self, match: Match) -> None:
         """Bring what reaches further than the boundary back from a lower tier, if it fits."""

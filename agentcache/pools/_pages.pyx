@@ -169,29 +169,25 @@ cdef class PageAllocator:
 
     def decref(self, object held):
         """One holder fewer of each page; returns those that became free."""
-        cdef _Ints pages = _Ints(held), free
+        cdef _Ints pages = _Ints(held), free = None
         cdef Py_ssize_t idx, num_gone = 0
         cdef int32_t page
+        gone = NOTHING
         for idx in range(pages.count):
             assert self._is_held(pages.at[idx]), "a page was given back twice"
-            num_gone += self._refs[pages.at[idx]] == 1
-        if not num_gone:
-            for idx in range(pages.count):
-                self._refs[pages.at[idx]] -= 1
-            return NOTHING
-        gone = empty(num_gone, INT32)
-        free = _Ints(gone, True)
-        num_gone = 0
         for idx in range(pages.count):
             page = pages.at[idx]
             assert self._refs[page], "a page was given back twice"
             self._refs[page] -= 1
             if not self._refs[page]:
+                if free is None:
+                    gone = empty(pages.count, INT32)
+                    free = _Ints(gone, True)
                 self._put(page)
                 free.at[num_gone] = page
                 num_gone += 1
-        self.num_free += num_gone
-        return gone
+                self.num_free += 1
+        return gone[:num_gone]
 
     cdef inline bint _is_held(self, int32_t page) noexcept:
         return 0 <= page < self.num_pages and self._refs[page] > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm, prod
+from math import gcd, lcm, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -185,9 +185,11 @@ class KVLayout:
             most = elements // group.token_elements
             step = lcm(*lens.values())
             fits = [(count, _round_up(elements, lcm(step, count))) for count in range(most, 0, -1)]
-            best = next(fit for fit in fits if fit[1] <= elements * _MOST_PADDING)
+            even = (fit for fit in fits if fit[1] <= elements * _MOST_PADDING)
+            best = next(even, None) or min(fits, key=lambda fit: fit[1] / fit[0])
             lens[group.kind], elements = best
-        return PageShape(_round_up(elements, lcm(*lens.values())), lens)
+        whole_words = _WORD // gcd(_WORD, self.dtype.itemsize)
+        return PageShape(_round_up(elements, lcm(whole_words, *lens.values())), lens)
 
     @property
     def token_elements(self) -> int:
@@ -200,6 +202,8 @@ class KVLayout:
 
 
 _MOST_PADDING = 1.02
+_WORD = 8
+"""Bytes of the largest item that any state in a page has."""
 
 
 def _round_up(value: int, step: int) -> int:

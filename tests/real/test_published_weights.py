@@ -1,4 +1,4 @@
-"""A small model with published weights, chatted with: `make test-real` installs it and runs this."""
+"""A small model with published weights says the same with and without a cache: `make test-real`."""
 
 from __future__ import annotations
 

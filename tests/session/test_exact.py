@@ -32,7 +32,9 @@ def ids(seed: int, count: int) -> list[int]:
 
 
 def say(runtime: Runtime, prompt: list[int], **options: Any) -> Turn:
-    settings = {"max_new_tokens": 6, "exact": True, "return_logits": True, **options}
+    settings = {"exact": True, "return_logits": True, **options}
+    if "replay" not in options:
+        settings = {"max_new_tokens": 6, **settings}
     turn = runtime.session().generate(prompt, **settings)
     assert turn.logits is not None
     return turn
@@ -47,9 +49,9 @@ def name(request: pytest.FixtureRequest) -> str:
     return given
 
 
-def cold(name: str, prompt: list[int]) -> Turn:
+def cold(name: str, prompt: list[int], **options: Any) -> Turn:
     with runtime_on(name) as fresh:
-        return say(fresh, prompt)
+        return say(fresh, prompt, **options)
 
 
 def test_logits_are_equal_to_the_last_bit_for_every_length_of_a_hit(name: str) -> None:
@@ -140,3 +142,67 @@ def test_runtime_can_be_exact_by_default_and_a_call_can_decline() -> None:
         assert again.usage.cached_tokens == len(PROMPT) // CHUNK * CHUNK
         declined = session.generate([*PROMPT, 4, 5], max_new_tokens=0, exact=False)
         assert declined.usage.cached_tokens == 0
+
+
+def preempt_once(runtime: Runtime, num_outputs: int) -> None:
+    """Take the memory of the call that keeps its logits, once it has that many outputs."""
+    stepper = runtime.engine._stepper
+    step, done = stepper.step, []
+
+    def stepped() -> None:
+        step()
+        for request in list(stepper._scheduler.running):
+            is_due = request.spec.return_logits and request.num_outputs >= num_outputs
+            if is_due and request.lease is not None and not done:
+                done.append(request)
+                stepper._suspend(request)
+
+    stepper.step = stepped  # type: ignore[method-assign]
+
+
+def test_reply_that_another_prompt_repeats_is_not_taken_from_there(name: str) -> None:
+    wanted = cold(name, PROMPT, max_new_tokens=48)
+    reply = wanted.ids.tolist()
+    later = [*PROMPT, *reply[:38], 9, 9, 9]
+    for others in ([*PROMPT, *reply[:40]], [*PROMPT, *reply[:39], *[9] * 100]):
+        with runtime_on(name) as runtime:
+            runtime.session().generate(others, max_new_tokens=0, exact=True)
+            preempt_once(runtime, 43)
+            assert torch.equal(say(runtime, PROMPT, max_new_tokens=48).logits, wanted.logits)
+            assert runtime.stats()["preempted"] == 1
+            assert torch.equal(say(runtime, later).logits, cold(name, later).logits)
+
+
+def test_recorded_reply_is_absorbed_in_the_same_passes_after_a_preemption(name: str) -> None:
+    recorded = {"replay": ids(5, 60)}
+    wanted = cold(name, PROMPT, **recorded)
+    with runtime_on(name) as runtime:
+        preempt_once(runtime, 1)
+        assert torch.equal(say(runtime, PROMPT, **recorded).logits, wanted.logits)
+        assert runtime.stats()["preempted"] == 1
+
+
+def test_boundary_where_another_sequence_left_is_not_gone_on_from() -> None:
+    """Edges are cut there, and a window may be whole at the cut and nowhere behind it."""
+    base, probe = ids(0, 130), [*ids(0, 130)[:80], *ids(3, 60)]
+
+    def wide(**settings: Any) -> Runtime:
+        config = CacheConfig(budget="8MiB", page_size=4, prefill_chunk=32)
+        return Runtime(
+            build("gemma3", sliding_window=200), tokenizer(), cache=config, poison=True, **settings
+        )
+
+    with wide() as fresh:
+        wanted = say(fresh, probe)
+    for num_evicted in range(1, 8):
+        with wide() as runtime:
+            for prompt in (
+                *(base, [*base[:70], *ids(4, 60)], [*base[:50], *ids(5, 80)]),
+                *([*base[:70], *ids(6, 1)], [*base[:50], *ids(8, 60)], base, [*base, *ids(11, 80)]),
+            ):
+                runtime.session().generate(prompt, max_new_tokens=0, exact=True)
+            for _ in range(num_evicted):
+                runtime.on_engine(runtime.cache.evict_one)
+            turn = say(runtime, probe)
+            assert turn.usage.cached_tokens % 32 == 0
+            assert torch.equal(turn.logits, wanted.logits), num_evicted

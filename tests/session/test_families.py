@@ -68,6 +68,9 @@ def test_turns_forks_and_rewinds_are_as_if_computed_from_nothing(name: str) -> N
         session.rewind(to_turn=2)
         assert say(session, history[: ends[2]], 12, 30).usage.cached_tokens > 0
         check(runtime.cache)
+        of_kinds = runtime.stats()["bytes"]
+        total = of_kinds.pop("total")
+        assert sum(of_kinds[kind]["reserved"] for kind in of_kinds) == total["reserved"]
 
 
 @pytest.mark.parametrize("name", [name for name, kinds in MODELS.items() if "swa" in kinds])
