@@ -111,6 +111,7 @@ class Subject:
         return PageTable(self.page_size, np.concatenate([table.pages[:whole], own]))
 
 
+@pytest.mark.slow  # every family is probed on one page size
 @pytest.mark.parametrize("case", CASES)
 def test_every_way_of_computing_gives_the_stock_logits(case: str) -> None:
     """At once, in chunks, in steps, and resumed after others used arena and rows."""
@@ -141,6 +142,7 @@ def test_every_way_of_computing_gives_the_stock_logits(case: str) -> None:
     assert max(errors.values()) <= TOLERANCE, errors
 
 
+@pytest.mark.slow  # every family is probed for it
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_sequences_of_unequal_length_decode_together(variant: str) -> None:
     subject = Subject(variant, 8, {})
