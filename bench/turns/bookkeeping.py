@@ -262,15 +262,15 @@ def _over_ours(rows: Sequence[Row], ours: Sequence[Row]) -> dict[str, float]:
 
 
 def _turn_goals(ours: Sequence[Row], sizes: Sizes) -> Iterator[Goal]:
-    """Of the longest histories. What a turn costs may not grow where as much has to leave in the
-    first turns as in the last: in the arena that is full from the start."""
+    """Of the longest histories, in an arena that is empty at first and in one that is full: in the
+    former nothing has to leave in the first turns, in the latter as much as in the last."""
     labels = [_label(kinds) for kinds in WITH_GOALS]
     full = f"{TURN_LEN} new, full"
     longest = (f"{TURN_LEN} new", full, f"{SMALL_LEN} new on {sizes.bases[-1] // 1000}K")
     for row in ours:
         if row["composition"] not in labels or row["series"] not in longest:
             continue
-        if row["series"] == full:
+        if row["new_tokens"] == TURN_LEN:
             yield Goal(f"{_name(row)}: last 25 over turns 6-15", _growth(row), GROWTH_GOAL)
         took, goal = row["ms_per_turn_last25"], TURN_GOALS_MS[row["new_tokens"]]
         yield Goal(f"{_name(row)}: ms per turn, last 25", took, goal)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from transformers.activations import ACT2FN
 
+from agentcache.engine.mixers.replacing import replace_forward
 from agentcache.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from agentcache.kernels.gated_delta import gated_delta, gated_delta_update
 
@@ -31,11 +31,8 @@ class HeadSizes(NamedTuple):
 
 
 def install_delta(model: nn.Module) -> None:
-    """Replace the forward of a model's Gated DeltaNet mixers, on the instances alone: other models
-    in the process keep the stock one."""
-    for module in model.modules():
-        if hasattr(module, "A_log") and hasattr(module, "num_v_heads"):
-            vars(module)["forward"] = MethodType(delta_forward, module)
+    """Replace the forward of a model's Gated DeltaNet mixers."""
+    replace_forward(model, ("A_log", "num_v_heads"), delta_forward)
 
 
 def delta_forward(

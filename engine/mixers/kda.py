@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from agentcache.engine.mixers.delta import HeadSizes, run_delta_rule
+from agentcache.engine.mixers.replacing import replace_forward
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,11 +18,8 @@ __all__ = ["install_kda"]
 
 
 def install_kda(model: nn.Module) -> None:
-    """Replace the forward of a model's KDA mixers, on the instances alone: other models in the
-    process keep the stock one."""
-    for module in model.modules():
-        if hasattr(module, "forget_gate") and hasattr(module, "conv1d"):
-            vars(module)["forward"] = MethodType(kda_forward, module)
+    """Replace the forward of a model's KDA mixers."""
+    replace_forward(model, ("forget_gate", "conv1d"), kda_forward)
 
 
 def kda_forward(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from agentcache.engine.mixers.replacing import replace_forward
 from agentcache.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from agentcache.kernels.selective_scan import selective_scan, selective_state_update
 
@@ -19,11 +19,8 @@ __all__ = ["install_mamba1"]
 
 
 def install_mamba1(model: nn.Module) -> None:
-    """Replace the forward of a model's Mamba-1 mixers, on the instances alone: other models in the
-    process keep the stock one."""
-    for module in model.modules():
-        if hasattr(module, "A_log") and hasattr(module, "ssm_state_size"):
-            vars(module)["forward"] = MethodType(mamba1_forward, module)
+    """Replace the forward of a model's Mamba-1 mixers."""
+    replace_forward(model, ("A_log", "ssm_state_size"), mamba1_forward)
 
 
 def mamba1_forward(

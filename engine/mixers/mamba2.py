@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from agentcache.engine.mixers.replacing import replace_forward
 from agentcache.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from agentcache.kernels.ssd_scan import ssd_scan
 from agentcache.kernels.state_update import state_update
@@ -20,11 +20,8 @@ __all__ = ["install_mamba2"]
 
 
 def install_mamba2(model: nn.Module) -> None:
-    """Replace the forward of a model's Mamba-2 mixers, on the instances alone: other models in the
-    process keep the stock one."""
-    for module in model.modules():
-        if hasattr(module, "A_log") and hasattr(module, "ssm_state_size"):
-            vars(module)["forward"] = MethodType(mamba2_forward, module)
+    """Replace the forward of a model's Mamba-2 mixers."""
+    replace_forward(model, ("A_log", "ssm_state_size"), mamba2_forward)
 
 
 def mamba2_forward(

@@ -421,3 +421,29 @@ def test_fork_goes_on_in_the_table_of_its_source() -> None:
         assert described(cache, lease) == mine
         assert lease.match.lens[Kind.STATE] == len(agent.tokens) - 1
         cache.release(lease)
+
+
+def test_mark_in_another_namespace_holds_nothing_of_the_one_before_it() -> None:
+    cache = make_cache(state_pages=1)
+    tokens = np.arange(24, dtype=np.int32)
+    marks = []
+    for namespace, after in ((b"one", False), (b"two", True)):
+        lease = cache.acquire(
+            namespace, tokens, structural=(8,), after=marks[-1] if after else None, known_len=23
+        )
+        assert lease.boundary == 0
+        cache.reserve(lease, 24)
+        for length in (8, 23):
+            assert cache.commit(lease, tokens, length, lease.row)
+        marks.append(
+            cache.stand(
+                lease.locked, lease.filed[:1], after=marks[-1] if after else None, lease=lease
+            )
+        )
+        cache.release(lease)
+    heads = {name: next(iter(cache.tree.root(name).children.values())) for name in (b"one", b"two")}
+    assert [heads[name].refs for name in heads] == [1, 1]
+    cache.leave(marks[0])
+    assert [heads[name].refs for name in heads] == [0, 1]
+    cache.leave(marks[1])
+    assert [heads[name].refs for name in heads] == [0, 0]

@@ -295,8 +295,8 @@ def test_a_family_without_a_causal_lm_is_loaded_by_the_class_that_also_sees(tmp_
 
 def gguf_file(model: PreTrainedModel, path: Path) -> Path:
     """The llama as a GGUF file, with the embedded tokenizer and its template."""
-    gguf = pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
+    gguf = pytest.importorskip("gguf", reason="needs agentcache[gguf]")
+    pytest.importorskip("accelerate", reason="needs agentcache[gguf]")
     config, tokens = model.config, tokenizer()
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     out = gguf.GGUFWriter(path, "llama")
@@ -400,7 +400,7 @@ def test_of_several_gguf_files_one_has_to_be_named(tmp_path: Path) -> None:
 @pytest.fixture
 def adapter(tmp_path: Path) -> Callable[..., Path]:
     """Makes the folder of a LoRA adapter for a model, with weights by a seed."""
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason="needs agentcache[adapters]")
 
     def make(name: str, seed: int, model: PreTrainedModel | None = None, **changes: Any) -> Path:
         settings = {"r": 2, "target_modules": ["q_proj", "v_proj"], **changes}

@@ -111,7 +111,6 @@ class Subject:
         return PageTable(self.page_size, np.concatenate([table.pages[:whole], own]))
 
 
-@pytest.mark.slow  # every family is probed on one page size
 @pytest.mark.parametrize("case", CASES)
 def test_every_way_of_computing_gives_the_stock_logits(case: str) -> None:
     """At once, in chunks, in steps, and resumed after others used arena and rows."""

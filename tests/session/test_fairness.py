@@ -6,10 +6,12 @@ import threading
 import time
 from contextlib import contextmanager
 from itertools import groupby
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agentcache.engine.scheduler import Scheduler
 from agentcache.errors import RequestCancelled
 
 if TYPE_CHECKING:
@@ -206,3 +208,37 @@ def test_prompt_that_others_wait_for_has_their_priority(runtime: Runtime) -> Non
     after = passes.chunks[arrived:]
     assert 2 in after
     assert 1 not in after[after.index(2) :], "whom it waited for was kept waiting itself"
+
+
+def test_long_prompts_leave_rows_for_short_ones(make_runtime: Callable[..., Runtime]) -> None:
+    runtime = make_runtime(prefill_chunk=CHUNK, max_running=4)
+    passes = Passes(runtime)
+    with standing_still(runtime):
+        long = [
+            runtime.session().generate(prompt(n, 10 * CHUNK), max_new_tokens=0, stream=True)
+            for n in range(1, 5)
+        ]
+        short = runtime.session().generate(prompt(9, CHUNK - 2), max_new_tokens=0, stream=True)
+    for stream in (*long, short):
+        assert stream.turn.finish_reason == "prefill"
+    assert passes.chunks.index(9) <= 2
+
+
+class Queued:
+    """As much of a request as the order of followers looks at."""
+
+    def __init__(self) -> None:
+        self.lease = SimpleNamespace(committed_len=0)
+        self.decoding = False
+
+
+def test_nobody_waits_for_what_a_leader_has_left_out_of_its_prompt() -> None:
+    scheduler = Scheduler(chunk_len=CHUNK, max_captures=2, max_extending=2)
+    leader, follower = Queued(), Queued()
+    scheduler.running.append(leader)  # type: ignore[arg-type]
+    scheduler.follow(follower, leader, 64)  # type: ignore[arg-type]
+    assert scheduler.leader(follower) is leader  # type: ignore[arg-type]
+    leader.decoding = True
+    assert scheduler.leader(follower) is None  # type: ignore[arg-type]
+    leader.decoding, leader.lease.committed_len = False, 64
+    assert scheduler.leader(follower) is None  # type: ignore[arg-type]

@@ -49,6 +49,8 @@ def say(session: Session, history: list[int], seed: int, count: int) -> Turn:
     turn = session.generate(history, max_new_tokens=5, verify=True)
     assert turn.verify is not None
     assert turn.verify.ok, turn.verify.layers
+    layers = session._host.cache.pools.kv_layout.specs  # type: ignore[attr-defined]
+    assert {f"{spec.layer_idx}.kv" for spec in layers} <= turn.verify.layers.keys()
     history += turn.ids.tolist()
     return turn
 
@@ -98,3 +100,10 @@ def test_sessions_in_turn_under_pressure_stay_exact(name: str) -> None:
         evicted = runtime.stats()["evictions"]
         assert sum(evicted.values()) > 0
         check(runtime.cache)
+
+
+def test_need_counts_full_layers_per_token_and_windows_per_checkpoint() -> None:
+    """Two layers of each sort, two heads of width 16 for keys and for values, float32."""
+    with runtime_on("gemma3") as runtime:
+        assert runtime.shape.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+        assert runtime.shape.state_bytes == WINDOW * 2 * 2 * 2 * 16 * 4
