@@ -477,8 +477,6 @@ class HybridCache:
         filed: further checkpoints of its turn. after: the mark it went on from, held or not. lease:
         of the call that ends there; what it knows makes the next turn's acquire cheap.
         """
-        if lease is not None:
-            after = _within(lease.namespace, after)
         ref = self.refs.hold(frontier, filed, after=after, now=self._clock.now())
         ref.namespace = lease.namespace if lease is not None else None
         if self._edge is not None and lease is not None:
