@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agentcache.engine.admission import code_of_others
 from agentcache.engine.attention import register_attention
 from agentcache.engine.cache_layers import (
     ForwardContext,
@@ -16,6 +17,7 @@ from agentcache.engine.cache_layers import (
     make_layers,
 )
 from agentcache.engine.describe import describe, text_config
+from agentcache.engine.linear_layout import lay_out_for_few_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,32 +28,40 @@ if TYPE_CHECKING:
 __all__ = ["TransformersBackend", "shape_of"]
 
 
-def shape_of(model: Any) -> ModelShape:
+def shape_of(model: Any, *, unproven: bool = False) -> ModelShape:
     """The sizes of a loaded model. Raises UnsupportedModel."""
-    return describe(model).shape
+    return describe(model, unproven=unproven).shape
 
 
 class TransformersBackend:
     """Takes a loaded causal LM over: from here on it only computes over our pools.
 
     Extends one sequence a pass; decodes one token for any number of sequences. Where the family's
-    mixers cannot hand out a state from inside a pass, the pass is cut there. Raises
-    UnsupportedModel for a family that is not admitted.
+    mixers cannot hand out a state from inside a pass, the pass is cut there.
+
+    unproven: also a model that has not been proven. doubt: why it has not, if so; then sample is
+    what its own code computes of the first few ids (see `try_out`). Raises UnsupportedModel.
     """
 
     max_extend_batch = 1
 
-    def __init__(self, model: Any) -> None:
-        description = describe(model)
+    def __init__(self, model: Any, *, unproven: bool = False) -> None:
+        model.eval()
+        description = describe(model, unproven=unproven)
         family = description.family
-        self.model = model.eval()
+        self.model = model
+        self.model_type: str = text_config(model.config).model_type
+        self.doubt = description.doubt
+        self.sample = description.sample
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.shape = description.shape
         self.kv_layout = description.kv
         self.state_layout = description.state
         family.install(model)
-        model.set_attn_implementation(register_attention())
+        lay_out_for_few_rows(model)
+        with code_of_others(self.model_type, self.doubt):
+            model.set_attn_implementation(register_attention())
         layers = make_layers(description)
         self._attention = [layer for layer in layers if isinstance(layer, PagedKVLayer)]
         self._states = [layer for layer in layers if isinstance(layer, SlotStateLayer)]

@@ -249,5 +249,5 @@ class EvictionOrder:
 _Entry = tuple[float, int, Node]
 """(key, ticket, node); the entry counts while the node's stamp is the ticket."""
 
-_MOST_CHANGED = 256
+_MOST_CHANGED = 32
 """Notes that are kept before nodes are ranked without anybody asking."""

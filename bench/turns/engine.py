@@ -1,7 +1,9 @@
 """What the engine gains over transformers' own code, and what it adds to a forward pass.
 
 Prefill: a long prompt from nothing, by the engine and by the stock model with its stock cache, on
-the same threads. Batch: tokens per second of eight sessions of unequal length that decode together,
+the same threads; the stock model once with the chunk of its scan that published models of this
+family have, and once with the one that suits it best on a CPU. Turn: a few tokens after that
+prompt, over the prompt from nothing. Batch: tokens per second of eight sessions of unequal length that decode together,
 over those of one of them alone. Overhead: a decode step of a running session over a bare forward
 pass of one token, with a short and with a long history. All in one process, in turn; medians. Exit
 status 1 if a goal is missed.
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 
 MODEL = "small-hybrid"
 SESSIONS = 8
-PREFILL_GOAL, BATCH_GOAL, OVERHEAD_GOAL = 1.8, 3.0, 1.10
+PREFILL_GOAL, TURN_GOAL, BATCH_GOAL, OVERHEAD_GOAL = 1.8, 80.0, 3.0, 1.10
+PUBLISHED_CHUNK, SHORT_CHUNK = 256, 64
+TURN_LEN = 32
 COLUMNS = (
     Column("what", "what"),
     Column("tokens", "tokens", count),
@@ -51,18 +55,46 @@ def ids(runtime: Runtime, length: int, seed: int) -> IntArray:
     return generator.integers(8, runtime.tokenizer.vocab_size, length).astype(np.int32)
 
 
-def prefill(runtime: Runtime, model: str, length: int, repetitions: int) -> dict[str, Any]:
-    """Seconds of a prompt from nothing, and of the same by the stock model."""
+def prefill(
+    runtime: Runtime, model: str, length: int, repetitions: int
+) -> tuple[list[dict[str, Any]], float]:
+    """Seconds of a prompt from nothing, and of the same by the stock model; ours alone as well."""
     stock, tokens = load_model(model).model.eval(), ids(runtime, length, 0)
     given = torch.from_numpy(tokens).long()[None]
-    ours, other = [], []
+    ours: list[float] = []
+    other: dict[int, list[float]] = {PUBLISHED_CHUNK: [], SHORT_CHUNK: []}
     for _ in range(repetitions):
         ours.append(runtime.on_engine(lambda: runtime.engine.run_cold(tokens, length, 1).ttft_s))
-        begin = time.perf_counter()
-        with torch.inference_mode():
-            stock(input_ids=given, use_cache=True, logits_to_keep=1)
-        other.append(time.perf_counter() - begin)
-    return _row(f"prefill of {length}", length, median(ours), median(other))
+        for chunk, seconds in other.items():
+            _use_chunk(stock, chunk)
+            begin = time.perf_counter()
+            with torch.inference_mode():
+                stock(input_ids=given, use_cache=True, logits_to_keep=1)
+            seconds.append(time.perf_counter() - begin)
+    rows = [
+        _row(f"prefill of {length}, stock in chunks of {chunk}", length, median(ours), median(many))
+        for chunk, many in other.items()
+    ]
+    return rows, median(ours)
+
+
+def _use_chunk(model: Any, chunk: int) -> None:
+    for module in model.modules():
+        if hasattr(module, "chunk_size"):
+            module.chunk_size = chunk
+
+
+def turn(runtime: Runtime, length: int, cold_s: float, repetitions: int) -> dict[str, Any]:
+    """Seconds to the first token of a turn of a few tokens, and of its prompt from nothing."""
+    prompt = ids(runtime, length, 0)
+    runtime.session().generate(prompt, max_new_tokens=0)
+    warm = []
+    for n in range(repetitions):
+        longer = np.concatenate([prompt, ids(runtime, TURN_LEN, 200 + n)])
+        usage = runtime.session().generate(longer, max_new_tokens=1).usage
+        assert usage.computed_tokens <= TURN_LEN + 1
+        warm.append(usage.ttft_s)
+    return _row(f"a turn of {TURN_LEN} tokens", length, median(warm), cold_s)
 
 
 def batch(runtime: Runtime, length: int, new: int, repetitions: int) -> dict[str, Any]:
@@ -135,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for length in options.context:
                 rows.append(overhead(runtime, length, options.new, options.repetitions))
         with console.status(f"a prefill of {options.prefill} tokens"):
-            rows.append(prefill(runtime, options.model, options.prefill, options.repetitions))
+            long, cold_s = prefill(runtime, options.model, options.prefill, options.repetitions)
+            rows += [*long, turn(runtime, options.prefill, cold_s, 3 * options.repetitions)]
     return emit(_summary(rows, options), COLUMNS, options.json)
 
 
@@ -158,9 +191,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _summary(rows: list[dict[str, Any]], options: argparse.Namespace) -> Result:
-    together, *steps, long = rows
+    together, *steps, published, _short, warm = rows
     goals = [
-        Goal("prefill, stock over ours", long["ratio"], PREFILL_GOAL, at_least=True),
+        Goal("prefill, stock over ours", published["ratio"], PREFILL_GOAL, at_least=True),
+        Goal("a turn, cold over warm", warm["ratio"], TURN_GOAL, at_least=True),
         Goal("eight sessions over one, tokens/s", together["ratio"], BATCH_GOAL, at_least=True),
         *(
             Goal(
