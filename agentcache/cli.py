@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +35,16 @@ app = typer.Typer(
 SAMPLE = Path(__file__).with_name("data") / "sample"
 """Recorded runs that come with the package."""
 
+_Adapter = Annotated[
+    str | None, typer.Option(help="Folder or Hub id of a LoRA adapter, merged into the model.")
+]
+_Unproven = Annotated[
+    bool,
+    typer.Option(
+        "--unproven", help="Admit a model for which warm = cold has not been proven, at your risk."
+    ),
+]
+
 
 @app.callback()
 def _root() -> None:
@@ -48,6 +60,8 @@ def replay(
     model: Annotated[
         str, typer.Option(help="Embedded model, folder, or downloaded Hub id.")
     ] = "tiny-hybrid",
+    adapter: _Adapter = None,
+    unproven: _Unproven = False,
     budget: Annotated[
         str | None,
         typer.Option(help='"512MiB", "2GB", or a share of the need such as "10%".'),
@@ -89,6 +103,8 @@ def replay(
             policy,
             limit,
             threads,
+            adapter,
+            unproven,
             concurrency=concurrency,
             max_turns=max_turns,
             stepwise=stepwise,
@@ -145,6 +161,8 @@ def doctor(
             "is asked for."
         ),
     ] = None,
+    adapter: _Adapter = None,
+    unproven: _Unproven = False,
     threads: Annotated[
         int | None, typer.Option(help="Threads to compute with; by default one per physical core.")
     ] = None,
@@ -155,7 +173,9 @@ def doctor(
     """Check that a model resumed from cached data computes what it computes without a cache."""
     console = Console(stderr=json_file == "-")
     try:
-        diagnoses = _diagnose(console, families, family or [], model, threads)
+        diagnoses = _diagnose(
+            console, families, family or [], model, threads, adapter=adapter, unproven=unproven
+        )
         _write_json([each.to_json() for each in diagnoses], json_file)
     except (ConfigError, ModelError) as error:
         raise _usage(error) from error
@@ -169,8 +189,13 @@ def _diagnose(
     families: list[str],
     model: str | None,
     threads: int | None,
+    *,
+    adapter: str | None,
+    unproven: bool,
 ) -> list[Diagnosis]:
     """Probe what was asked for, with a progress bar."""
+    if adapter is not None and model is None and (every or families):
+        raise ConfigError(f"an adapter, {adapter!r}, but no model to merge it into; give --model")
     with console.status("loading"):
         from agentcache.engine.doctor import diagnose_family, diagnose_model
         from agentcache.engine.families.tiny import VARIANTS
@@ -181,16 +206,18 @@ def _diagnose(
     if unknown:
         raise ConfigError(f"no family {unknown[0]!r}; there are {', '.join(VARIANTS)}")
     named = dict.fromkeys([*(VARIANTS if every else ()), *families])
-    jobs = [(name, diagnose_family) for name in named]
+    jobs = [(name, partial(diagnose_family, name, unproven=unproven)) for name in named]
     if model is not None or not jobs:
-        jobs.append((model or "tiny-hybrid", diagnose_model))
+        name = model or "tiny-hybrid"
+        job = partial(diagnose_model, name, adapter=adapter, unproven=unproven)
+        jobs.append((name, job))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(jobs))
         done = []
         for name, diagnose in jobs:
             progress.update(task, description=f"probing {escape(name)}")
-            done.append(diagnose(name))
+            done.append(diagnose())
             progress.advance(task)
     return done
 
@@ -203,6 +230,12 @@ def _show_diagnoses(console: Console, diagnoses: list[Diagnosis]) -> None:
         if each.reason is not None:
             console.print(
                 f"[red]{escape(each.family)}:[/red] {escape(each.reason)}", soft_wrap=True
+            )
+        if each.doubt is not None:
+            console.print(
+                f"[yellow]{escape(each.family)}:[/yellow] admitted with --unproven alone: "
+                f"{escape(each.doubt)}",
+                soft_wrap=True,
             )
 
 
@@ -266,6 +299,8 @@ def _replay(
     policy: str,
     limit: int | None,
     threads: int | None,
+    adapter: str | None,
+    unproven: bool,
     **options: int | bool | None,
 ) -> ReplayResult:
     """Read, load, replay with a progress bar."""
@@ -288,7 +323,7 @@ def _replay(
         from agentcache.engine.threads import use_threads
 
         use_threads(threads)
-        replayer = Replayer(model, read, settings)
+        replayer = Replayer(model, read, settings, adapter=adapter, unproven=unproven)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -340,6 +375,14 @@ def _show(console: Console, result: ReplayResult) -> None:
 
 def _is_clean(result: ReplayResult) -> bool:
     return not result.rejected and result.verify.passed(result.verify_tolerance)
+
+
+_ADDED = ("agentcache.integrations.server.command",)
+"""Modules of rooms above this one that bring commands, by name, so that nothing here depends on
+them; each has `register(app)` and imports what may be missing only when its command runs."""
+
+for _name in _ADDED:
+    import_module(_name).register(app)
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from agentcache.errors import ConfigError
 
-__all__ = ["CacheConfig", "parse_bytes"]
+__all__ = ["CHECKPOINT_FORMATS", "CacheConfig", "parse_bytes"]
+
+CHECKPOINT_FORMATS = ("unchanged", "float16", "int8")
 
 _UNITS = {
     "": 1,
@@ -55,6 +57,9 @@ class CacheConfig:
     prefill_chunk: most tokens of one prompt that a step computes, so that replies in progress wait
         for one chunk at most.
     max_running: most requests that hold a running state at the same time; small budgets get fewer.
+    checkpoint_format: how recurrent states are kept while they are parked: "unchanged", or rounded
+        to "float16" or "int8" so that more of them fit; a call that goes on from a rounded one
+        answers nearly, not exactly, as without a cache. Running states are never rounded.
 
     Raises ConfigError for a value that cannot work.
     """
@@ -65,6 +70,7 @@ class CacheConfig:
     page_size: int = 16
     prefill_chunk: int = 512
     max_running: int = 8
+    checkpoint_format: str = "unchanged"
 
     def __post_init__(self) -> None:
         if self.budget is not None and parse_bytes(self.budget) == 0:
@@ -77,6 +83,11 @@ class CacheConfig:
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
         if self.admission != "structural":
             raise ConfigError(f"unknown admission {self.admission!r}; known: structural")
+        if self.checkpoint_format not in CHECKPOINT_FORMATS:
+            raise ConfigError(
+                f"unknown checkpoint_format {self.checkpoint_format!r}; "
+                f"known: {', '.join(CHECKPOINT_FORMATS)}"
+            )
 
     @property
     def budget_bytes(self) -> int | None:

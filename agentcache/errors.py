@@ -8,7 +8,7 @@ AgentCacheError
 ├── ModelError
 │   ├── ModelNotFound           neither an embedded name, a local folder, nor a cached Hub id
 │   ├── ModelTooLarge           weights and cache budget do not fit into memory
-│   └── UnsupportedModel        a family the engine does not admit
+│   └── UnsupportedModel        a model that is not proven, or cannot work
 ├── RequestError                one call cannot be served; others are not affected
 │   ├── InvalidRequest          empty prompt, ids outside the vocabulary, bad sampling arguments
 │   ├── PromptTooLong           longer than the model's limit
@@ -121,7 +121,7 @@ class ModelTooLarge(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """The model's family is not admitted by the engine."""
+    """A model that is not proven, which `unproven=True` would admit, or one that cannot work."""
 
 
 class RequestError(AgentCacheError):

@@ -97,12 +97,17 @@ class Replayer:
         read: ReadResult,
         options: ReplayOptions | None = None,
         clock: Clock | None = None,
+        *,
+        adapter: str | None = None,
+        unproven: bool = False,
     ) -> None:
+        """adapter, unproven: as for `Runtime.load`."""
         self._name = model
         self._read = read
         self._options = options or ReplayOptions()
         self._clock = clock or SystemClock()
-        self._loaded: LoadedModel = load_model(model)
+        self._unproven = unproven
+        self._loaded: LoadedModel = load_model(model, adapter=adapter, unproven=unproven)
 
     @property
     def trajectories(self) -> Sequence[Trajectory]:
@@ -117,7 +122,7 @@ class Replayer:
     def need_bytes(self) -> int:
         """The need of these runs in this order (see `NeedCounter`), found without the model."""
         tokenizer = Tokenizer(self._loaded.tokenizer)
-        shape = shape_of(self._loaded.model)
+        shape = shape_of(self._loaded.model, unproven=self._unproven)
         end_ids = tokenizer.end_ids(getattr(self._loaded.model, "generation_config", None))
         chat = ChatFormat(tokenizer, end_ids=end_ids)
         known: dict[int, tuple[Encoded, ...]] = {}
@@ -158,7 +163,12 @@ class Replayer:
         )
         config = CacheConfig(budget=limit, policy=policy)
         with Runtime(
-            self._loaded.model, self._loaded.tokenizer, cache=config, clock=self._clock
+            self._loaded.model,
+            self._loaded.tokenizer,
+            cache=config,
+            adapter=self._loaded.adapter,
+            unproven=self._unproven,
+            clock=self._clock,
         ) as runtime:
             return self._replay(runtime, budget is not None, progress)
 

@@ -17,14 +17,17 @@ from agentcache.engine.loop import Engine, Submission
 from agentcache.engine.threads import use_threads
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.transformers_backend import TransformersBackend
+from agentcache.engine.trial import try_out, warn_of_doubt
 from agentcache.engine.weights import free_bytes
 from agentcache.errors import UnsupportedOption
 from agentcache.events import Events
 from agentcache.metrics import Metrics
 from agentcache.policy.eviction import make_policy
 from agentcache.pools.layout import PoolSizes, divide_budget
+from agentcache.pools.packing import make_packing
 from agentcache.pools.tensors import TensorPools
 from agentcache.session import Session
+from agentcache.session.pinning import Volatile
 from agentcache.session.prompts import PromptBuilder
 from agentcache.sessions.registry import Registry
 from agentcache.tree.key import Namespace
@@ -32,7 +35,7 @@ from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import FEW_TOKENS, Kind, ModelShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -41,8 +44,8 @@ if TYPE_CHECKING:
     from agentcache.components.base import Component
     from agentcache.engine.backend import ModelBackend
     from agentcache.engine.request import RequestSpec
-    from agentcache.session.handle import Marks
     from agentcache.session.history import History
+    from agentcache.session.host import Marks
 
 __all__ = ["Runtime"]
 
@@ -55,11 +58,17 @@ class Runtime:
     Runtime(model, tokenizer): takes a loaded transformers model over; use it through the runtime
     only. `Runtime.load(name)`: an embedded model ("tiny-hybrid"), a folder, a GGUF file, a Hub id.
 
-    cache: its settings. verify: default for calls (see `CallOptions`). adapter: digest of what was
-    merged into the model; prefixes of different ones are kept apart. clock, seed: time and
-    randomness. poison: fill freed memory with NaN, so that a read of evicted data shows.
+    cache: its settings. verify, exact: defaults for calls (see `CallOptions`). on_mismatch: a call
+    that verification finds to differ from a cold run is logged and counted in any case; "drop" has
+    its path leave the cache as well, with all that was computed from it. adapter: digest of what
+    was merged into the model; prefixes of different ones are kept apart. unproven: admit a model
+    for which warm = cold has not been proven; nothing is promised of it, which is logged, and it
+    decodes sequences one by one. tool_form: how the model writes tool calls, where its template
+    does not tell. volatile: regular expressions; lines of the system prompt in which one is found
+    keep the text that a session first had there. clock, seed: time and randomness. poison: fill
+    freed memory with NaN, so that a read of evicted data shows.
 
-    Raises UnsupportedModel, BudgetTooSmall, UnknownPolicy.
+    Raises UnsupportedModel, UnsupportedOption, BudgetTooSmall, UnknownPolicy.
 
     >>> rt = Runtime.load("tiny-hybrid", cache=CacheConfig(budget="64MiB"))     # doctest: +SKIP
     >>> with rt.session("demo") as s:                                           # doctest: +SKIP
@@ -74,22 +83,36 @@ class Runtime:
         cache: CacheConfig | None = None,
         verify: bool | float = False,
         exact: bool = False,
+        on_mismatch: Literal["log", "drop"] = "log",
         adapter: str | None = None,
+        unproven: bool = False,
+        tool_form: str | None = None,
+        volatile: Sequence[str] = (),
         clock: Clock | None = None,
         seed: int = 0,
         poison: bool = False,
     ) -> None:
+        if on_mismatch not in ("log", "drop"):
+            raise UnsupportedOption(f"on_mismatch is {on_mismatch!r}; take log or drop")
         self.exact = exact
         self.config = cache or CacheConfig()
+        _check_exact(exact, self.config)
         self.verify = verify
         policy = make_policy(self.config.policy)
         self.clock = clock or SystemClock()
         self.tokenizer = Tokenizer(tokenizer)
-        backend = TransformersBackend(model)
+        backend = TransformersBackend(model, unproven=unproven)
+        if backend.doubt is not None:
+            warn_of_doubt(backend, try_out(backend))
         end_ids = self.tokenizer.end_ids(getattr(model, "generation_config", None))
         self.end_id = _end_id(tokenizer, end_ids)
-        self.chat_format = ChatFormat(self.tokenizer, end_ids=end_ids)
-        self.prompts = PromptBuilder(self.chat_format, self.tokenizer, backend.shape.vocab_size)
+        self.chat_format = ChatFormat(self.tokenizer, end_ids=end_ids, tool_form=tool_form)
+        self.prompts = PromptBuilder(
+            self.chat_format,
+            self.tokenizer,
+            backend.shape.vocab_size,
+            Volatile(volatile) if volatile else None,
+        )
         self.registry: Registry[History] = Registry()
         self._fingerprint = fingerprint(model, self.tokenizer)
         self._adapter = adapter
@@ -118,6 +141,7 @@ class Runtime:
             chunk_len=self.config.prefill_chunk,
             clock=self.clock,
             seed=seed,
+            drop_mismatches=on_mismatch == "drop",
         )
 
     @classmethod
@@ -130,6 +154,7 @@ class Runtime:
         adapter: str | Path | None = None,
         threads: int | None = None,
         cache: CacheConfig | None = None,
+        unproven: bool = False,
         **options: Any,
     ) -> Runtime:
         """Load a model by name; `options` as for the constructor.
@@ -137,8 +162,8 @@ class Runtime:
         backend: "auto" takes the best there is for the model, which in this version is
         "transformers". adapter: folder or Hub id of a LoRA adapter, merged into the weights.
         threads: of torch, for the whole process; None takes one per physical core, unless the
-        process has set a number. Raises ModelNotFound, ModelTooLarge, UnsupportedModel,
-        ConfigError, and what the constructor raises.
+        process has set a number. unproven: as for the constructor. Raises ModelNotFound,
+        ModelTooLarge, UnsupportedModel, ConfigError, and what the constructor raises.
         """
         if backend not in ("auto", "transformers"):
             raise UnsupportedOption(
@@ -146,8 +171,21 @@ class Runtime:
             )
         cache = cache or CacheConfig()
         use_threads(threads)
-        loaded = load_model(name, dtype, adapter=adapter, cache_bytes=cache.budget_bytes or 0)
-        return cls(loaded.model, loaded.tokenizer, cache=cache, adapter=loaded.adapter, **options)
+        loaded = load_model(
+            name,
+            dtype,
+            adapter=adapter,
+            cache_bytes=cache.budget_bytes or 0,
+            unproven=unproven,
+        )
+        return cls(
+            loaded.model,
+            loaded.tokenizer,
+            cache=cache,
+            adapter=loaded.adapter,
+            unproven=unproven,
+            **options,
+        )
 
     def session(
         self,
@@ -186,7 +224,8 @@ class Runtime:
         )
 
     def submit(self, spec: RequestSpec) -> Submission:
-        """Queue a request. Raises RuntimeClosed, RequestTooLarge."""
+        """Queue a request. Raises RuntimeClosed, RequestTooLarge, UnsupportedOption."""
+        _check_exact(spec.exact, self.config)
         return self._engine.submit(spec)
 
     def on_engine(self, function: Callable[[], T]) -> T:
@@ -216,6 +255,24 @@ class Runtime:
     def max_len(self) -> int:
         """Most tokens of prompt and reply together."""
         return self.shape.max_len
+
+    def tool_call_grammar(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        name: str | None = None,
+        parallel: bool = False,
+    ) -> str:
+        """A grammar that makes a reply call a tool, any or the one named, in the model's own form.
+
+        tools: in OpenAI form; arguments follow their schemas. parallel: several calls may follow
+        each other. Give it as the `lark` option of a call, along with the same tools.
+
+        >>> session.chat(messages, tools=tools, lark=rt.tool_call_grammar(tools))  # doctest: +SKIP
+
+        Raises InvalidRequest for no tools, or none of that name.
+        """
+        return self.chat_format.tool_call_grammar(tools, name=name, parallel=parallel)
 
     def clear(self) -> int:
         """Drop everything idle; the bytes freed. Running calls are not disturbed."""
@@ -265,7 +322,9 @@ class Runtime:
                 name: metrics.get("hits", name) for name in ("prompt_tokens", "cached_tokens")
             },
             "passes": dict(self._engine.num_passes),
-            "verify": {name: metrics.get("verify", name) for name in ("calls", "failed")},
+            "verify": {
+                name: metrics.get("verify", name) for name in ("calls", "failed", "dropped")
+            },
         }
 
     def _bytes(self) -> dict[str, dict[str, int]]:
@@ -301,7 +360,7 @@ class Runtime:
                 "reserved": sizes.num_pages * beside,
                 "peak": peaks.get(Kind.FULL, 0) * beside,
             }
-        staging = sizes.num_staging * row
+        staging = sizes.num_staging * row + sizes.packing_bytes
         out["scratch"] = {"used": 0, "reserved": staging, "peak": staging}
         out["total"] = {
             "used": pools.pages.num_used * page + rows_used * row,
@@ -335,16 +394,31 @@ def _components(backend: ModelBackend, page_size: int) -> list[Component]:
     return out
 
 
+def _check_exact(exact: bool, config: CacheConfig) -> None:
+    if exact and config.checkpoint_format != "unchanged":
+        raise UnsupportedOption(
+            f"exact=True cannot hold with checkpoint_format={config.checkpoint_format!r}, which "
+            "rounds what calls go on from; leave one of the two out"
+        )
+
+
 def _make_pools(
     backend: ModelBackend, config: CacheConfig, budget_bytes: int, poison: bool
 ) -> TensorPools:
+    packing = make_packing(backend.state_layout, config.checkpoint_format)
     sizes: PoolSizes = divide_budget(
         backend.kv_layout,
         backend.state_layout,
         budget_bytes=budget_bytes,
         page_size=config.page_size,
         max_running=config.max_running,
+        checkpoint_bytes=None if packing is None else packing.num_bytes,
     )
     return TensorPools(
-        backend.kv_layout, backend.state_layout, sizes, poison=poison, device=backend.device
+        backend.kv_layout,
+        backend.state_layout,
+        sizes,
+        packing=packing,
+        poison=poison,
+        device=backend.device,
     )

@@ -7,13 +7,15 @@ them is written down twice.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from agentcache.engine.families import family_of
+from agentcache.engine.admission import admit, code_of_others
 from agentcache.engine.families.base import KeptLayer
 from agentcache.engine.sidecar_layers import parts_of, waiting_of
 from agentcache.errors import UnsupportedModel
@@ -23,20 +25,28 @@ from agentcache.types import LayerKind, ModelShape
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agentcache.engine.admission import Admission
     from agentcache.engine.families import Family
+    from agentcache.types import IntArray
 
-__all__ = ["Description", "KeptLayer", "describe", "text_config"]
+__all__ = ["Description", "KeptLayer", "describe", "sample_ids", "text_config"]
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A model's family, sizes, and what each of its cache layers keeps."""
+    """A model's family, sizes, and what each of its cache layers keeps.
+
+    doubt: why the model is not proven, if only the flag admits it. sample: of such a model, the
+    logits of `sample_ids` by its own code without a cache, [T, vocab] float32.
+    """
 
     family: Family
     shape: ModelShape
     kv: KVLayout
     state: StateLayout
     layers: tuple[KeptLayer, ...]
+    doubt: str | None = None
+    sample: torch.Tensor | None = None
 
 
 def text_config(config: Any) -> Any:
@@ -44,26 +54,36 @@ def text_config(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
-def describe(model: Any) -> Description:
-    """Describe a model before or after the engine has taken it over. Raises UnsupportedModel."""
+def describe(model: Any, *, unproven: bool = False) -> Description:
+    """Describe a model before or after the engine has taken it over.
+
+    unproven: also one that is not proven. Raises UnsupportedModel.
+    """
+    admission = admit(text_config(model.config), unproven=unproven)
     known: Description | None = vars(model).get(_NAME)
     if known is None:  # remembered with the model: once taken over it cannot run as it was
-        known = vars(model)[_NAME] = _describe(model)
+        known = vars(model)[_NAME] = _describe(model, admission)
     return known
 
 
 _NAME = "agentcache_description"
 _SAMPLE_LEN = 16
-_CHANGING_ROPE = ("dynamic", "longrope")
 
 
-def _describe(model: Any) -> Description:
-    config = text_config(model.config)
-    family = family_of(config.model_type)
-    reason = family.refuses(config) or _rope(config)
-    if reason is not None:
-        raise UnsupportedModel(f"this {config.model_type} model is not admitted: {reason}")
-    layers = (family.keeps or _seen)(model)
+def sample_ids(vocab_size: int) -> IntArray:
+    """The few tokens a model is run on to see what it keeps."""
+    return np.arange(_SAMPLE_LEN, dtype=np.int32) % np.int32(vocab_size)
+
+
+def _describe(model: Any, admission: Admission) -> Description:
+    config, family = text_config(model.config), admission.family
+    sample = None
+    with code_of_others(config.model_type, admission.doubt):
+        if admission.doubt is not None:
+            sample = _own_logits(model)
+        layers = _seen(model, family) if family.keeps is None else family.keeps(model)
+    if admission.doubt is not None:
+        _check_kept(config.model_type, family, layers)
     kv = KVLayout(
         tuple(layer.kv for layer in layers if layer.kv is not None),
         model.dtype,
@@ -79,16 +99,18 @@ def _describe(model: Any) -> Description:
         token_bytes=_token_bytes(kv),
         checkpoint_bytes=sum(spec.num_bytes for spec in state.specs) + _window_bytes(kv),
     )
-    return Description(family, shape, kv, state, layers)
+    return Description(family, shape, kv, state, layers, admission.doubt, sample)
 
 
 _ANY_LEN = 2**31 - 1
 
 
 def _token_bytes(kv: KVLayout) -> int:
-    """Bytes that every token of a history leaves, whatever comes after it."""
+    """Bytes that every token of a history leaves, whatever comes after it; what lies beside the
+    pages included, where one entry for several tokens is shared out among them."""
     elements = sum(group.token_elements for group in kv.groups if group.window is None)
-    return elements * kv.dtype.itemsize
+    beside = (-(-prod(s.shape) * s.dtype.itemsize // s.tokens) for s in kv.sidecars)
+    return elements * kv.dtype.itemsize + sum(beside)
 
 
 def _window_bytes(kv: KVLayout) -> int:
@@ -98,24 +120,39 @@ def _window_bytes(kv: KVLayout) -> int:
     )
 
 
-def _rope(config: Any) -> str | None:
-    """Positions that are scaled by the longest of a whole batch depend on who shares the pass."""
-    given = getattr(config, "rope_parameters", None) or {}
-    kinds = [given, *(value for value in given.values() if isinstance(value, dict))]
-    found = {kind.get("rope_type") for kind in kinds}.intersection(_CHANGING_ROPE)
-    if not found:
-        return None
-    return f"rope of type {found.pop()!r} depends on the longest sequence of a batch"
+def _check_kept(model_type: str, family: Family, layers: tuple[KeptLayer, ...]) -> None:
+    """Raise UnsupportedModel for an unproven model whose cache could not be kept at all."""
+    if not any(layer.kv is not None or layer.states for layer in layers):
+        raise UnsupportedModel(
+            f"this {model_type} model cannot work: it hands nothing to the cache it is given, so "
+            "no state of it can be kept; take a model whose code uses transformers' cache classes"
+        )
+    beside = {part.name for layer in layers for part in layer.parts}
+    if beside and family.layer is None:
+        raise UnsupportedModel(
+            f"this {model_type} model cannot work: it keeps {', '.join(sorted(beside))} beside its "
+            "KV, which needs a cache layer made for it; take another model"
+        )
 
 
-def _seen(model: Any) -> tuple[KeptLayer, ...]:
+def _own_logits(model: Any) -> torch.Tensor:
+    """The model's logits of the sample, [T, vocab] float32, without a cache."""
+    with torch.inference_mode():
+        out: torch.Tensor = model(input_ids=_sample(model), use_cache=False).logits
+    return out[0].float()
+
+
+def _sample(model: Any) -> torch.Tensor:
+    ids = sample_ids(text_config(model.config).vocab_size)
+    return torch.from_numpy(ids).long().to(model.device)[None]
+
+
+def _seen(model: Any, family: Family) -> tuple[KeptLayer, ...]:
     """What a run of the model hands to a stock cache."""
     config = text_config(model.config)
     cache = _Recording(config)
-    ids = torch.arange(_SAMPLE_LEN, device=model.device)[None] % config.vocab_size
     with torch.inference_mode():
-        model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
-    family = family_of(config.model_type)
+        model(input_ids=_sample(model), cache=cache, use_cache=True, logits_to_keep=1)
     cache.named = {place for place in cache.named if place[1] not in family.whole_convs}
     parts, fills = parts_of(cache.layers), family.fills(config)
     layers = (_kept(cache, i) for i in range(len(cache.layers)))

@@ -37,13 +37,15 @@ __all__ = [
 class Diagnosis:
     """What is known of a family, or of a model given by name.
 
-    report: what the probe found; None if the model is refused before, for `refusal`.
+    report: what the probe found; None if the model is refused before, for `refusal`. doubt: why it
+    is admitted by the flag alone, if so, whatever the probe found.
     """
 
     family: str
     model_type: str | None = None
     report: Report | None = None
     refusal: str | None = None
+    doubt: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -71,6 +73,7 @@ class Diagnosis:
             "errors": _finite(report.errors) if report else {},
             "effects": _finite(report.effects) if report else {},
             "reason": self.reason,
+            "unproven": self.doubt,
         }
 
 
@@ -81,34 +84,42 @@ def _finite(values: dict[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def diagnose_family(name: str, *, seed: int = 0) -> Diagnosis:
-    """Probe a tiny random model of a variant. Raises ConfigError for one that is not known."""
-    return _diagnose(name, build(name, seed), seed)
+def diagnose_family(name: str, *, seed: int = 0, unproven: bool = False) -> Diagnosis:
+    """Probe a tiny random model of a variant. Raises ConfigError for one that is not known.
+
+    unproven: also one that is not admitted otherwise, to see what it would pass.
+    """
+    return _diagnose(name, build(name, seed), seed, unproven)
 
 
-def diagnose_model(name: str, *, seed: int = 0) -> Diagnosis:
+def diagnose_model(
+    name: str, *, adapter: str | None = None, seed: int = 0, unproven: bool = False
+) -> Diagnosis:
     """Probe a model by its name, in float32, whose rounding hides no lost state.
 
-    Raises ModelNotFound. A model of a family that is not admitted is a diagnosis, no error.
+    adapter: folder or Hub id of a LoRA adapter to merge first. unproven: also a model that is not
+    admitted otherwise, to see what it would pass. Raises ModelNotFound, and ModelError for an
+    adapter of another model. A model that is not admitted is a diagnosis, no error.
     """
     try:
-        model = load_model(name, torch.float32).model
+        model = load_model(name, torch.float32, adapter=adapter, unproven=unproven).model
     except UnsupportedModel as error:
         return Diagnosis(name, refusal=str(error))
-    return _diagnose(name, model, seed)
+    return _diagnose(name, model, seed, unproven)
 
 
-def _diagnose(name: str, model: Any, seed: int) -> Diagnosis:
+def _diagnose(name: str, model: Any, seed: int, unproven: bool) -> Diagnosis:
     model_type = model.config.get_text_config(decoder=True).model_type
     reference = stock_reference(model)
     try:
-        backend = TransformersBackend(model)
+        backend = TransformersBackend(model, unproven=unproven)
     except UnsupportedModel as error:
         return Diagnosis(name, model_type, refusal=str(error))
     except Exception as error:  # a family's own code failed on this config: that is the finding
         reason = f"the engine cannot take the model over: {first_line(error)}"
         return Diagnosis(name, model_type, refusal=reason)
-    return Diagnosis(name, model_type, probe(backend, reference, seed=seed))
+    report = probe(backend, reference, seed=seed)
+    return Diagnosis(name, model_type, report, doubt=backend.doubt)
 
 
 def stock_reference(model: Any) -> Reference:

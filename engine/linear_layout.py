@@ -36,7 +36,7 @@ def lay_out_for_few_rows(model: torch.nn.Module) -> None:
             weight.data = weight.data.t().contiguous().t()
 
 
-def _weights(modules: Iterable[torch.nn.Module]) -> Iterable[torch.nn.Parameter]:
+def _weights(modules: Iterable[torch.nn.Module]) -> Iterable[torch.Tensor]:
     for module in modules:
         if type(module) is torch.nn.Linear:
             weight = module.weight

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoTokenizer, GgufConfig
 from transformers.utils import logging as hf_logging
 
 from agentcache.engine.adapter import find_adapter
+from agentcache.engine.admission import admit
 from agentcache.engine.describe import text_config
-from agentcache.engine.families import family_of
 from agentcache.engine.machine import available_bytes
 from agentcache.engine.source import find_source, first_line, hub_hint, ways_to_name
 from agentcache.engine.tiny_hybrid import EMBEDDED_MODELS
@@ -47,13 +47,14 @@ def load_model(
     *,
     adapter: str | Path | None = None,
     cache_bytes: int = 0,
+    unproven: bool = False,
 ) -> LoadedModel:
     """Load an embedded model, a folder, a GGUF file, or a Hub id.
 
     dtype: of the weights; by default what the config says, else float32, as always for GGUF.
     adapter: folder or Hub id of a LoRA adapter to merge into the weights. cache_bytes: what a cache
-    will take beside them. The network is reached for only where a Hub id's files are not here and
-    HF_HUB_OFFLINE is not set.
+    will take beside them. unproven: load what has not been proven too. The network is reached for
+    only where a Hub id's files are not here and HF_HUB_OFFLINE is not set.
 
     Raises, before any weight is read: ModelNotFound, naming what was tried; UnsupportedModel;
     UnsupportedOption where a package is missing; ModelTooLarge where weights and cache do not fit
@@ -70,7 +71,7 @@ def load_model(
         raise ModelNotFound(
             f"no model at {str(name)!r}: {first_line(error)}; {remedy}{ways_to_name()}"
         ) from error
-    family_of(text_config(config).model_type)
+    admit(text_config(config), unproven=unproven)
     merged = None if adapter is None else find_adapter(adapter)
     quiet = _without_bar() if str(name) in EMBEDDED_MODELS else nullcontext()
     try:

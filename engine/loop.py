@@ -65,11 +65,18 @@ class Engine:
         chunk_len: int,
         clock: Clock,
         seed: int,
+        drop_mismatches: bool = False,
     ) -> None:
         self.backend = backend
         self.pools = pools
         self._stepper = Stepper(
-            backend, pools, cache, end_ids=end_ids, chunk_len=chunk_len, clock=clock
+            backend,
+            pools,
+            cache,
+            end_ids=end_ids,
+            chunk_len=chunk_len,
+            clock=clock,
+            drop_mismatches=drop_mismatches,
         )
         self._tokenizer = tokenizer
         self._grammars = Grammars(tokenizer, end_ids, backend.shape.vocab_size)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from agentcache.cache import HybridCache, OutOfPages, common_prefix_len
+from agentcache.cache import ANY_LEN, HybridCache, OutOfPages, common_prefix_len
 from agentcache.engine.backend import Batch, Capture, ModelBackend, Span
 from agentcache.engine.request import EngineResult, Request
 from agentcache.engine.sampling import token_logprobs
 from agentcache.engine.scheduler import Scheduler
-from agentcache.engine.verify import ColdRun, VerifyResult, cold_run, compare
+from agentcache.engine.verify import ColdRun, VerifyResult, cold_run, compare, log_mismatch
 from agentcache.errors import InvalidRequest, RequestCancelled, RequestTooLarge
 from agentcache.types import FEW_TOKENS, FinishReason, IntArray, Kind, Usage
 
@@ -30,6 +30,8 @@ class Stepper:
 
     An error of the backend or the cache is raised from `step`; the caller then has `fail_all` give
     everything back.
+
+    drop_mismatches: the path of a call that differs from a cold run leaves the cache.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Stepper:
         end_ids: frozenset[int],
         chunk_len: int,
         clock: Clock,
+        drop_mismatches: bool = False,
     ) -> None:
         self.backend = backend
         self.pools = pools
@@ -49,6 +52,7 @@ class Stepper:
         self._end_ids = end_ids
         self._chunk_len = chunk_len
         self._clock = clock
+        self._drop_mismatches = drop_mismatches
         rows = pools.rows.num_rows
         self._scheduler = Scheduler(chunk_len, len(pools.staging_rows), max(1, rows // 2))
 
@@ -112,6 +116,7 @@ class Stepper:
                     after=spec.after,
                     known_len=spec.known_len,
                     session=spec.session,
+                    packed_limit=self._packed_limit(request),
                 )
             except OutOfPages as short:
                 self._short(request, short)
@@ -137,6 +142,7 @@ class Stepper:
                 salts=spec.salts,
                 after=spec.after,
                 known_len=spec.known_len,
+                packed_limit=self._packed_limit(request),
             )
 
         if not spec.exact:
@@ -146,6 +152,13 @@ class Stepper:
         while known != self._pass_end(request, known):
             known = peek(self._pass_end(request, known))
         return known
+
+    def _packed_limit(self, request: Request) -> int:
+        """How far a request may go on from packed checkpoints: anew anywhere, but what it has
+        computed since is its live state, which is never rounded, not by a pre-emption either."""
+        is_begun = request.first_match is not None or request.restarted
+        packs = self.pools.state_pages < self.pools.row_pages
+        return request.cached_len if packs and is_begun else ANY_LEN
 
     def _pass_end(self, request: Request, length: int) -> int:
         """The last end of a full pass of an exact request's prompt that is not beyond `length`.
@@ -171,7 +184,7 @@ class Stepper:
             if not planned or planned[0] >= len(tokens):
                 continue
             shared = common_prefix_len(leader.tokens.array[: planned[-1]], tokens[:-1])
-            coming = [at for at in planned if at <= shared]
+            coming = [at for at in planned if at <= min(shared, self._packed_limit(request))]
             if coming:
                 self._scheduler.follow(request, leader, coming[-1])
                 return True
@@ -427,11 +440,10 @@ class Stepper:
         checked = self._verify(request) if request.spec.verify is True else None
         result = self._result(request, reason, checked)
         if not request.verify_after:
-            self._close_lease(request)
+            self._close_verified(request, checked)
         self._answer(request, result)
         if request.verify_after:
-            self._verify(request)
-            self._close_lease(request)
+            self._close_verified(request, self._verify(request))
 
     def _answer(self, request: Request, result: EngineResult) -> None:
         try:
@@ -498,6 +510,28 @@ class Stepper:
         self.cache.metrics.add("verify", "calls")
         self.cache.metrics.add("verify", "failed", int(not checked.ok))
         return checked
+
+    def _close_verified(self, request: Request, checked: VerifyResult | None) -> None:
+        """Give the lease back; a difference is logged, and its path dropped if that was asked for.
+
+        The lease goes first: it holds the very path.
+        """
+        assert request.lease is not None
+        path = request.lease.locked
+        self._close_lease(request)
+        if checked is None or checked.ok:
+            return
+        dropped = None
+        if self._drop_mismatches:
+            dropped = self.cache.condemn(path)
+            self.cache.metrics.add("verify", "dropped", dropped)
+        log_mismatch(
+            checked,
+            session=request.spec.session,
+            prompt_len=request.prompt_len,
+            cached_len=request.cached_len,
+            dropped=dropped,
+        )
 
     def run_cold(self, tokens: IntArray, prompt_len: int, num_logits: int) -> ColdRun:
         """Compute tokens without the cache, in memory of their own. On the engine thread."""

@@ -6,6 +6,7 @@ given back when it ends.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agentcache.clock import Clock
+    from agentcache.pools.layout import SidecarSpec
     from agentcache.types import IntArray
 
-__all__ = ["ColdRun", "VerifyResult", "cold_run", "compare"]
+__all__ = ["ColdRun", "VerifyResult", "cold_run", "compare", "log_mismatch"]
 
 LOGIT_TOLERANCE = 1e-4
 """In units of the standard deviation of a position's logits."""
 
 STATE_TOLERANCE = 1e-4
 """Relative L2 distance of one layer's state or KV."""
+
+TOLERANCES = {
+    "unchanged": (LOGIT_TOLERANCE, STATE_TOLERANCE),
+    "float16": (5e-2, 5e-3),
+    "int8": (4.0, 0.2),
+}
+"""Of logits and of states, by how the checkpoints are kept that a call may have gone on from. What
+rounding does to tiny random models over ten turns, two to three times over; a state that is lost or
+another's is off by about 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +51,8 @@ class VerifyResult:
     positions: logit rows compared. different_ids: rows whose most likely ids differ though the cold
     run's two best are further apart than the tolerance. max_logit_error: greatest difference over a
     row's standard deviation. max_state_error: greatest relative L2 distance over `layers`, which
-    names each layer's "state", "conv" and "kv". cold_ttft_s: time of the cold run to its first
-    logits.
+    names each layer's "state", "conv" and "kv", and by their own names the parts of what lies
+    beside the pages. cold_ttft_s: time of the cold run to its first logits.
     """
 
     positions: int
@@ -50,15 +61,22 @@ class VerifyResult:
     max_state_error: float
     layers: dict[str, float]
     cold_ttft_s: float
+    logit_tolerance: float = LOGIT_TOLERANCE
+    state_tolerance: float = STATE_TOLERANCE
 
     @property
     def ok(self) -> bool:
         """Whether everything is within the tolerances; an error that is no number is not."""
         return (
             self.different_ids == 0
-            and self.max_logit_error <= LOGIT_TOLERANCE
-            and self.max_state_error <= STATE_TOLERANCE
+            and self.max_logit_error <= self.logit_tolerance
+            and self.max_state_error <= self.state_tolerance
         )
+
+    @property
+    def worst_layer(self) -> str | None:
+        """The name in `layers` with the greatest distance; None where nothing is kept."""
+        return max(self.layers, key=lambda name: self.layers[name], default=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +152,8 @@ def compare(
     length: int,
 ) -> VerifyResult:
     """Compare a running request, whose `row` has absorbed `length` tokens, with a cold run."""
-    different, logit_error = _logits(warm_logits, cold.logits)
+    logit_tolerance, state_tolerance = TOLERANCES[pools.checkpoint_format]
+    different, logit_error = _logits(warm_logits, cold.logits, logit_tolerance)
     layers: dict[str, float] = {}
     for (layer, name), state in pools.state.items():
         layers[f"{layer}.{name.replace('recurrent', 'state')}"] = _distance(
@@ -148,6 +167,13 @@ def compare(
                 for of, table in ((pools, tables), (cold.pools, cold.tables))
             )
             layers[f"{spec.layer_idx}.kv"] = _distance(warm_kv, cold_kv)
+    for beside in pools.kv_layout.sidecars:
+        warm_entries, cold_entries = (
+            _entries(of.sidecars[beside.name], beside, table[Kind.FULL], length)
+            for of, table in ((pools, tables), (cold.pools, cold.tables))
+        )
+        for idx in range(beside.shape[0]):
+            layers[f"{beside.name}[{idx}]"] = _distance(warm_entries[:, idx], cold_entries[:, idx])
     return VerifyResult(
         positions=len(warm_logits),
         different_ids=different,
@@ -155,16 +181,18 @@ def compare(
         max_state_error=_max(layers.values()),
         layers=layers,
         cold_ttft_s=cold.ttft_s,
+        logit_tolerance=logit_tolerance,
+        state_tolerance=state_tolerance,
     )
 
 
-def _logits(warm: torch.Tensor, cold: torch.Tensor) -> tuple[int, float]:
+def _logits(warm: torch.Tensor, cold: torch.Tensor, tolerance: float) -> tuple[int, float]:
     if not len(warm):
         return 0, 0.0
     spread = cold.std(dim=1)
     errors = (warm - cold).abs().amax(dim=1) / spread
     best = cold.topk(2, dim=1).values
-    clear = best[:, 0] - best[:, 1] > LOGIT_TOLERANCE * spread
+    clear = best[:, 0] - best[:, 1] > tolerance * spread
     differs = warm.argmax(dim=1) != cold.argmax(dim=1)
     broken = ~torch.isfinite(warm).all(dim=1)
     return int((differs & clear | broken).sum()), _max(errors.tolist())
@@ -186,6 +214,42 @@ def _kv(
     runs = list(table.runs(first, length))
     parts = [half[at : at + num].flatten() for half in halves for at, num in runs]
     return torch.cat(parts) if parts else halves[0][:0]
+
+
+def _entries(
+    sidecar: torch.Tensor, spec: SidecarSpec, table: PageTable, length: int
+) -> torch.Tensor:
+    """What lies beside the pages of positions [0, length), [entries, *shape]."""
+    pages, places = spec.places(0, length // spec.tokens, table.page_size)
+    return sidecar[torch.from_numpy(table.pages[pages]).long(), torch.from_numpy(places).long()]
+
+
+def log_mismatch(
+    result: VerifyResult,
+    *,
+    session: str | None,
+    prompt_len: int,
+    cached_len: int,
+    dropped: int | None,
+) -> None:
+    """Log a call that differs from a cold run. dropped: entries that left the cache for it."""
+    logging.getLogger("agentcache").warning(
+        "a call of session %r differs from a cold run: %d prompt tokens, %d of them reused; %d of "
+        "%d ids differ, logits by %.1e (tolerance %.0e), layer %s by %.1e (tolerance %.0e); %s",
+        session,
+        prompt_len,
+        cached_len,
+        result.different_ids,
+        result.positions,
+        result.max_logit_error,
+        result.logit_tolerance,
+        result.worst_layer,
+        result.max_state_error,
+        result.state_tolerance,
+        'it stays cached (on_mismatch="drop" would drop it)'
+        if dropped is None
+        else f"{dropped} entries of its path were dropped",
+    )
 
 
 def _max(values: Iterable[float]) -> float:

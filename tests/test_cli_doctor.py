@@ -106,8 +106,8 @@ def test_family_whose_code_breaks_is_a_row_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Breaks(TransformersBackend):
-        def __init__(self, model: object) -> None:
-            super().__init__(model)
+        def __init__(self, model: object, *, unproven: bool = False) -> None:
+            super().__init__(model, unproven=unproven)
             if not self.kv_layout.specs:
                 raise KeyError("no such layer")
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from agentcache.cache.accounting import Account, account
-from agentcache.cache.lease import Lease
+from agentcache.cache.condemned import Condemned
+from agentcache.cache.lease import ANY_LEN, Lease
 from agentcache.cache.memory import Memory, OutOfPages
 from agentcache.components.base import SnapshotComponent, WindowComponent
 from agentcache.components.full import FullComponent
@@ -80,6 +81,7 @@ class HybridCache:
         self.events = events or Events()
         self.memory = Memory(tree, pools, policy, clock, metrics, self.events, lower)
         self.refs = References(self.memory.push)
+        self._condemned = Condemned(tree, self.memory)
         self.leases: set[Lease] = set()
         self._clock = clock
         self._min_gain = min_gain
@@ -99,6 +101,7 @@ class HybridCache:
         after: SessionRef | None = None,
         known_len: int = 0,
         session: str | None = None,
+        packed_limit: int = ANY_LEN,
     ) -> Lease:
         """Find the longest reusable boundary of `tokens`, lock it and copy its state privately.
 
@@ -110,17 +113,20 @@ class HybridCache:
         after, known_len: the mark of a tip whose path is known to equal `tokens[:known_len]`, and
             the salts as well; the walk starts there, or at its deepest living ancestor.
         session: a name for listeners to events.
+        packed_limit: longest boundary allowed whose state may have been packed. For a request that
+            goes on after a pre-emption that is what it had reused at first: its own states are not
+            to be rounded.
 
         Raises OutOfPages, also where no row is free.
         """
         limit = len(tokens) - 1 if limit is None else limit
         after = _within(namespace, after)
         start = self._start(namespace, after, known_len)
-        match = self.tree.match(start, tokens, limit, salts)
+        match = self._match(start, tokens, limit, salts, packed_limit)
         if match.loadable > match.boundary:
             self._load_back(match)
             start = self._start(namespace, after, known_len)  # room was made meanwhile
-            match = self.tree.match(start, tokens, limit, salts)
+            match = self._match(start, tokens, limit, salts, packed_limit)
         row = self.pools.rows.alloc()
         if row is None:
             raise OutOfPages(0)
@@ -165,13 +171,29 @@ class HybridCache:
         salts: Salts = (),
         after: SessionRef | None = None,
         known_len: int = 0,
+        packed_limit: int = ANY_LEN,
     ) -> int:
         """How many of `tokens`, at most `limit`, could be reused without loading anything.
 
         Changes nothing.
         """
         start = self._start(namespace, _within(namespace, after), known_len)
-        return self.tree.match(start, tokens, limit, salts).boundary
+        return self._match(start, tokens, limit, salts, packed_limit).boundary
+
+    def _match(
+        self, start: Node, tokens: IntArray, limit: int, salts: Salts, packed_limit: int
+    ) -> Match:
+        match = self.tree.match(start, tokens, limit, salts)
+        while match.boundary > packed_limit and self._is_packed(match.node):
+            match = self.tree.match(start, tokens, match.boundary - 1, salts)
+        return match
+
+    def _is_packed(self, node: Node) -> bool:
+        """Whether the node has a checkpoint, in fewer pages than the state it was made of."""
+        rule = self._snapshot
+        if rule is None or rule.kind not in node.data:
+            return False
+        return node.data[rule.kind].num_slots < self.pools.row_pages
 
     def _load_back(self, match: Match) -> None:
         """Bring what reaches further than the boundary back from a lower tier, if it fits."""
@@ -187,7 +209,8 @@ class HybridCache:
         while node.end > known_len:
             assert node.parent is not None
             node = node.parent
-        return self.tree.root(namespace) if node.is_root else node
+        lost = node.is_root or self.memory.is_hidden(node)
+        return self.tree.root(namespace) if lost else node
 
     def _take_windows(self, lease: Lease, node: Node) -> None:
         """Hold what the boundary's window needs, so that no eviction can take it away."""
@@ -322,6 +345,11 @@ class HybridCache:
         The KV of those positions has been computed. False where there was no room for the
         checkpoint even with everything idle evicted; the lease goes on, unfiled.
         """
+        return self._commit(lease, tokens, length, row, self.pools.state_pages)
+
+    def _commit(
+        self, lease: Lease, tokens: IntArray, length: int, row: int, state_pages: int
+    ) -> bool:
         self._check(lease)
         if length <= lease.committed_len:
             node = lease.locked
@@ -338,7 +366,7 @@ class HybridCache:
         self.tree.lock(node)
         left, lease.locked, lease.committed_len = lease.locked, node, length
         self.memory.unlock(left)
-        if not self._file_snapshot(node, lease, row):
+        if not self._file_snapshot(node, lease, row, state_pages):
             return False
         self._file_windows(node, lease)
         if is_checkpoint(node):
@@ -352,13 +380,13 @@ class HybridCache:
         """Count the new holder of shared pages, and tell listeners."""
         upper, lower = split.upper, split.lower
         self.memory.share(split)
-        if self.events.active:
+        if self.memory.is_heard(lower):
             self.events.emit(Event("split", key=lower.id, parent=upper.id, boundary=upper.end))
             for kind in upper.data:
                 self.memory.note("file", upper, kind)
 
     def _note_insert(self, node: Node, session: str | None) -> None:
-        if not self.events.active:
+        if not self.memory.is_heard(node):
             return
         parent = node.parent
         assert parent is not None
@@ -413,17 +441,24 @@ class HybridCache:
                 self.metrics.add("filed", rule.kind)
                 self.memory.note("file", node, rule.kind, lease.session)
 
-    def _file_snapshot(self, node: Node, lease: Lease, row: int) -> bool:
+    def _file_snapshot(self, node: Node, lease: Lease, row: int, state_pages: int) -> bool:
         rule = self._snapshot
-        if rule is None or (rule.kind in node.data and node.data[rule.kind].tier == 1):
+        if rule is None:
+            return True
+        data = node.data.get(rule.kind)
+        if data is not None and data.tier == 1 and data.num_slots >= state_pages:
             return True
         try:
-            pages = self.memory.alloc_scattered(rule.kind, self.pools.state_pages)
+            pages = self.memory.alloc_scattered(rule.kind, state_pages)
         except OutOfPages:
             self.metrics.add("unfiled", rule.kind)
             return False
         self.memory.fill(rule.kind, pages, lambda: self.pools.save_state(row, pages))
-        if rule.kind in node.data:
+        data = node.data.get(rule.kind)  # room may have been made of what was there
+        if data is not None and data.tier == 1:
+            self.memory.exchange(node, rule.kind, pages)
+            return True
+        if data is not None:
             self.memory.replace(node, rule.kind, pages)
             self.memory.give_back(rule.kind, pages)  # the node holds them now
             return True
@@ -440,6 +475,7 @@ class HybridCache:
         self.leases.remove(lease)
         self._give_up_tails(lease)
         self._give_back(lease)
+        self._condemned.sweep()
 
     def _give_back(self, lease: Lease) -> None:
         self.memory.unlock(lease.locked)
@@ -450,8 +486,14 @@ class HybridCache:
         self.pools.rows.free(lease.row)
 
     def suspend(self, lease: Lease, tokens: IntArray, length: int) -> bool:
-        """Publish the frontier and release, so that an equal request can go on from it later."""
-        kept = self.commit(lease, tokens, length, lease.row)
+        """Publish the frontier and release, so that an equal request can go on from it later.
+
+        The state is filed as it is, not packed.
+        """
+        kept = self._commit(lease, tokens, length, lease.row, self.pools.row_pages)
+        node = lease.locked
+        if kept and length > lease.boundary and self._is_packed(node):
+            kept = self._file_snapshot(node, lease, lease.row, self.pools.row_pages)
         self.release(lease)
         return kept
 
@@ -507,6 +549,14 @@ class HybridCache:
     def _check(self, lease: Lease) -> None:
         if lease.released:
             raise LeaseError("the lease was released; acquire a new one")
+
+    def condemn(self, node: Node) -> int:
+        """Nothing on the path to a node, or computed from it, is found any more: it is wrong.
+
+        What running leases read through leaves when they are released, with what they file there
+        until then. Returns the number of entries that left at once.
+        """
+        return self._condemned.take(node)
 
     def evict_one(self) -> bool:
         """Take the entry that should leave first; False if nothing idle is left."""

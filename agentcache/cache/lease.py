@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from agentcache.tree.radix_tree import Match, Salts
     from agentcache.types import IntArray
 
-__all__ = ["Lease"]
+__all__ = ["ANY_LEN", "Lease"]
 
-_ALL = 2**62
+ANY_LEN = 2**62
 """Longer than any sequence."""
 
 
@@ -46,7 +46,7 @@ class Lease:
     windows: dict[str, PageTable] = field(default_factory=dict)
     own: list[IntArray] = field(default_factory=list)
     filed: list[Node] = field(default_factory=list)
-    published_len: int = _ALL
+    published_len: int = ANY_LEN
     released: bool = False
 
     @property

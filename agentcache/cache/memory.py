@@ -48,7 +48,8 @@ class Memory:
     """Pages by kind, what may leave first, and the lower tier.
 
     moves: how often data of nodes that stay has changed its place so far; a node's `moved` is the
-    count when its own last did.
+    count when its own last did. hidden: roots that no request starts from; what hangs there is in
+    use, or about to leave.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Memory:
         self.events = events
         self.lower = lower
         self.moves = 0
+        self.hidden: set[Node] = set()
         self.num_checkpoints = 0
         self._clock = clock
         self._order = EvictionOrder(policy, pools.pages.num_pages)
@@ -148,7 +150,7 @@ class Memory:
                 continue
             if self._is_bottom(node):
                 if not self._demote(node, list(node.data), lower):
-                    self._remove(node)
+                    self.forget(node)
                 return True
             if self._take_checkpoint(node, lower):
                 return True
@@ -166,17 +168,25 @@ class Memory:
         kind = self._edge.kind
         return all(child.data[kind].tier > 1 for child in node.children.values())
 
-    def _remove(self, node: Node) -> None:
-        """Forget a node at the bottom, and what is demoted below it."""
-        found = [node]
-        for above in found:
-            found.extend(above.children.values())
-        for leaf in reversed(found):
-            if leaf.generation == 0:  # else it was of no use any more, and left with one below it
+    def forget(self, node: Node) -> int:
+        """Forget a node and all below it, on every tier, but for what a lock keeps; how many
+        entries that were."""
+        num = 0
+        for leaf in reversed(self.below(node)):
+            if self.tree.can_remove(leaf):  # or it was of no use any more, and left with one below
                 freed = self.tree.remove_leaf(leaf, self._clock.now())
                 for kind, _ in freed.data:
                     self.metrics.add("evictions", kind)
                 self._apply(freed)
+                num += len(freed.data)
+        return num
+
+    def below(self, node: Node) -> list[Node]:
+        """A node and all below it, parents first."""
+        found = [node]
+        for above in found:
+            found.extend(above.children.values())
+        return found
 
     def _take_checkpoint(self, node: Node, lower: LowerTier | None) -> bool:
         """Take what makes a node that has to stay a boundary: all of it, since none is of use
@@ -295,7 +305,7 @@ class Memory:
         """Forget the least recently used of what is on the lower tier."""
         while (node := self._demoted.pop()) is not None:
             if self.tree.can_remove(node):
-                self._remove(node)
+                self.forget(node)
                 return True
             kinds = self._checkpoint_kinds(node)
             if node not in self._kept and any(node.data[kind].tier > 1 for kind in kinds):
@@ -359,15 +369,34 @@ class Memory:
         self._moved(node)
         self.note("load_back", node, kind)
 
+    def exchange(self, node: Node, kind: str, pages: IntArray) -> None:
+        """Put pages that hold the same, with fewer digits lost, in place of a node's own; the
+        caller has just filled them, and gives them away."""
+        data = node.data[kind]
+        self.give_back(kind, data.slots)
+        node.data[kind] = Residency(pages, data.start)
+
     def _moved(self, node: Node) -> None:
         self.moves += 1
         node.moved = self.moves
+
+    def is_hidden(self, node: Node) -> bool:
+        """Whether a node hangs from a hidden root. O(1) while there is none."""
+        if not self.hidden:
+            return False
+        while node.parent is not None:
+            node = node.parent
+        return node in self.hidden
+
+    def is_heard(self, node: Node) -> bool:
+        """Whether listeners are told of changes at a node."""
+        return self.events.active and not self.is_hidden(node)
 
     def note(
         self, name: EventName, node: Node, kind: str | None = None, session: str | None = None
     ) -> None:
         """Tell listeners of a change at a node."""
-        if not self.events.active:
+        if not self.is_heard(node):
             return
         data = None if kind is None else node.data.get(kind)
         self.events.emit(

@@ -47,7 +47,9 @@ class Pools(Protocol):
     """What the cache needs of the memory behind the slots. Slots and pages are integers.
 
     A row is the private state of a running request; `state_pages` pages hold one checkpoint (0
-    where the model keeps no recurrent state).
+    where the model keeps no recurrent state). Where checkpoints are packed, which may round them,
+    those are fewer than the `row_pages` pages that hold a state as it is; the number of an entry's
+    pages tells which it is.
     """
 
     pages: PageAllocator
@@ -55,6 +57,8 @@ class Pools(Protocol):
 
     @property
     def state_pages(self) -> int: ...
+    @property
+    def row_pages(self) -> int: ...
     @property
     def page_bytes(self) -> int: ...
     @property
@@ -65,7 +69,7 @@ class Pools(Protocol):
         ...
 
     def save_state(self, row: int, pages: IntArray) -> None:
-        """Publish a row as a checkpoint."""
+        """Publish a row as a checkpoint: as it is in `row_pages` pages, packed in fewer."""
         ...
 
     def load_state(self, pages: IntArray, row: int) -> None:
@@ -83,13 +87,21 @@ class Pools(Protocol):
 
 @dataclass(slots=True)
 class Counting:
-    """Pools without tensors: the same allocation, no bytes moved. For simulation and tests."""
+    """Pools without tensors: the same allocation, no bytes moved. For simulation and tests.
+
+    num_row_pages: pages of an unpacked state; None where checkpoints are not packed.
+    """
 
     pages: PageAllocator
     rows: RowAllocator
     state_pages: int
     page_bytes: int = 1
     row_bytes: int = 1
+    num_row_pages: int | None = None
+
+    @property
+    def row_pages(self) -> int:
+        return self.state_pages if self.num_row_pages is None else self.num_row_pages
 
     def copy_tail(self, kind: str, source: int, target: int, count: int) -> None:
         return

@@ -254,11 +254,16 @@ class StateLayout:
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
     """How much of everything a set of pools has. Rows are padded to whole pages; each page has
-    `sidecar_bytes` beside it."""
+    `sidecar_bytes` beside it.
+
+    row_pages: pages as large as a running state. state_pages: pages of a checkpoint, fewer where it
+    is packed.
+    """
 
     num_pages: int
     page_size: int
     page_bytes: int
+    row_pages: int
     state_pages: int
     num_rows: int
     num_staging: int
@@ -267,13 +272,19 @@ class PoolSizes:
     @property
     def row_bytes(self) -> int:
         """Bytes of one running state."""
-        return self.state_pages * self.page_bytes
+        return self.row_pages * self.page_bytes
+
+    @property
+    def packing_bytes(self) -> int:
+        """Bytes in which a checkpoint is packed; 0 where checkpoints are kept as they are."""
+        return self.state_pages * self.page_bytes if self.state_pages < self.row_pages else 0
 
     @property
     def total_bytes(self) -> int:
         """Everything together: what the budget bounds."""
         pages = self.num_pages * (self.page_bytes + self.sidecar_bytes)
-        return pages + (self.num_rows + self.num_staging) * self.row_bytes
+        rows = (self.num_rows + self.num_staging) * self.row_bytes
+        return pages + rows + self.packing_bytes
 
     @classmethod
     def of(
@@ -285,13 +296,27 @@ class PoolSizes:
         page_size: int,
         num_rows: int,
         num_staging: int,
+        checkpoint_bytes: int | None = None,
     ) -> PoolSizes:
-        """Sizes for given layouts; without KV a page is as large as a checkpoint."""
+        """Sizes for given layouts; without KV a page is as large as a checkpoint.
+
+        checkpoint_bytes: of a packed checkpoint; None where states are kept as they are, as they
+        are also where packing would not save a page.
+        """
+        parked = state.num_bytes if checkpoint_bytes is None else checkpoint_bytes
         page_bytes = kv.page_shape(page_size).elements * kv.dtype.itemsize
-        page_bytes = page_bytes or max(state.num_bytes, 1)
-        state_pages = -(-state.num_bytes // page_bytes)
-        beside = sum(sidecar.page_bytes(page_size) for sidecar in kv.sidecars)
-        return cls(num_pages, page_size, page_bytes, state_pages, num_rows, num_staging, beside)
+        page_bytes = page_bytes or max(parked, 1)
+        row_pages = -(-state.num_bytes // page_bytes)
+        return cls(
+            num_pages=num_pages,
+            page_size=page_size,
+            page_bytes=page_bytes,
+            row_pages=row_pages,
+            state_pages=min(row_pages, -(-parked // page_bytes)),
+            num_rows=num_rows,
+            num_staging=num_staging,
+            sidecar_bytes=sum(sidecar.page_bytes(page_size) for sidecar in kv.sidecars),
+        )
 
 
 _NUM_STAGING = 2
@@ -299,30 +324,43 @@ _ROWS_SHARE = 4  # running rows take at most this part (a fourth) of the budget
 
 
 def divide_budget(
-    kv: KVLayout, state: StateLayout, *, budget_bytes: int, page_size: int, max_running: int
+    kv: KVLayout,
+    state: StateLayout,
+    *,
+    budget_bytes: int,
+    page_size: int,
+    max_running: int,
+    checkpoint_bytes: int | None = None,
 ) -> PoolSizes:
     """The largest pools within a budget: first rows for running requests, the rest pages.
 
-    Up to `max_running` rows, fewer where they would take more than a fourth of the budget. Raises
-    BudgetTooSmall when not even one row, one checkpoint and a page of KV fit.
+    Up to `max_running` rows, fewer where they would take more than a fourth of the budget.
+    checkpoint_bytes: as for `PoolSizes.of`. Raises BudgetTooSmall when not even one row, one
+    checkpoint and a page of KV fit.
     """
-    one = PoolSizes.of(kv, state, num_pages=0, page_size=page_size, num_rows=1, num_staging=1)
+
+    def sizes(num_pages: int, num_rows: int, num_staging: int) -> PoolSizes:
+        return PoolSizes.of(
+            kv,
+            state,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_rows=num_rows,
+            num_staging=num_staging,
+            checkpoint_bytes=checkpoint_bytes,
+        )
+
+    one = sizes(0, 1, 1)
     page_bytes = one.page_bytes + one.sidecar_bytes
     least_pages = (one.state_pages + max(1, len(kv.groups))) * page_bytes
-    minimum = 2 * one.row_bytes + least_pages
+    minimum = one.total_bytes + least_pages
     if budget_bytes < minimum:
         raise BudgetTooSmall(budget_bytes, minimum)
+    budget_bytes -= one.packing_bytes
     rows, staging = max_running, _NUM_STAGING
     if one.row_bytes:
         fit = min(budget_bytes // _ROWS_SHARE, budget_bytes - least_pages) // one.row_bytes
         rows = max(1, min(max_running, fit - _NUM_STAGING))
         staging = _NUM_STAGING if fit > _NUM_STAGING else 1
     left = budget_bytes - (rows + staging) * one.row_bytes
-    return PoolSizes.of(
-        kv,
-        state,
-        num_pages=left // page_bytes,
-        page_size=page_size,
-        num_rows=rows,
-        num_staging=staging,
-    )
+    return sizes(left // page_bytes, rows, staging)

@@ -12,6 +12,7 @@ from agentcache.pools.pages import PageAllocator
 
 if TYPE_CHECKING:
     from agentcache.pools.layout import KVLayout, PoolSizes, SidecarSpec, StateLayout, StateSpec
+    from agentcache.pools.packing import Packing
     from agentcache.types import IntArray
 
 __all__ = ["TensorPools"]
@@ -33,6 +34,7 @@ class TensorPools:
     state: per (layer_idx, name) that tensor of every row, [rows, *shape].
     sidecars: per name its entries beside every page, [num_pages, entries, *shape].
 
+    packing: how checkpoints are packed, if `sizes` says that they are.
     poison: fill fresh and freed pages with NaN, so that a read of what nobody wrote, or of evicted
         data, cannot go unseen (tests).
     """
@@ -43,9 +45,11 @@ class TensorPools:
         state: StateLayout,
         sizes: PoolSizes,
         *,
+        packing: Packing | None = None,
         poison: bool = False,
         device: torch.device | None = None,
     ) -> None:
+        assert packing is not None or not sizes.packing_bytes, "packed, but nothing says how"
         self.sizes = sizes
         self.kv_layout = kv
         self.state_layout = state
@@ -59,6 +63,12 @@ class TensorPools:
         )
         self._rows = torch.zeros(
             (sizes.num_rows + sizes.num_staging, sizes.row_bytes), dtype=torch.uint8, device=device
+        )
+        self._packing = packing if sizes.packing_bytes else None
+        self._packed = torch.zeros(
+            (sizes.packing_bytes // sizes.page_bytes, sizes.page_bytes),
+            dtype=torch.uint8,
+            device=device,
         )
         self._beside = {
             spec.name: torch.zeros(
@@ -84,12 +94,21 @@ class TensorPools:
         return self.sizes.state_pages
 
     @property
+    def row_pages(self) -> int:
+        return self.sizes.row_pages
+
+    @property
     def page_bytes(self) -> int:
         return self.sizes.page_bytes
 
     @property
     def row_bytes(self) -> int:
         return self.sizes.row_bytes
+
+    @property
+    def checkpoint_format(self) -> str:
+        """How checkpoints are kept, as a name."""
+        return "unchanged" if self._packing is None else self._packing.checkpoint_format
 
     def copy_tail(self, kind: str, source: int, target: int, count: int) -> None:
         num = count * self.sizes.page_bytes // self.page_lens[kind]
@@ -100,11 +119,19 @@ class TensorPools:
             entries[target, :whole] = entries[source, :whole]
 
     def save_state(self, row: int, pages: IntArray) -> None:
-        index = torch.from_numpy(pages.astype("int64"))
-        self._words(self._arena).index_copy_(0, index, self._row_pages(row))
+        index, packing = torch.from_numpy(pages.astype("int64")), self._packing
+        source = self._row_pages(row)
+        if packing is not None and len(pages) < self.row_pages:
+            packing.pack(self._rows[row], self._packed.view(-1))
+            source = self._words(self._packed)
+        self._words(self._arena).index_copy_(0, index, source)
 
     def load_state(self, pages: IntArray, row: int) -> None:
-        index = torch.from_numpy(pages.astype("int64"))
+        index, packing = torch.from_numpy(pages.astype("int64")), self._packing
+        if packing is not None and len(pages) < self.row_pages:
+            torch.index_select(self._words(self._arena), 0, index, out=self._words(self._packed))
+            packing.unpack(self._packed.view(-1), self._rows[row])
+            return
         torch.index_select(self._words(self._arena), 0, index, out=self._row_pages(row))
 
     def clear_state(self, row: int) -> None:
@@ -129,7 +156,7 @@ class TensorPools:
 
     def held_bytes(self) -> int:
         """Bytes of the tensors' storages, whatever is used of them."""
-        memories = (self._arena, self._rows, *self._beside.values())
+        memories = (self._arena, self._rows, self._packed, *self._beside.values())
         return sum(memory.untyped_storage().nbytes() for memory in memories)
 
     def _kv_views(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
@@ -161,7 +188,7 @@ class TensorPools:
         return flat.view(len(flat), *spec.shape)
 
     def _row_pages(self, row: int) -> torch.Tensor:
-        return self._words(self._rows)[row].view(self.state_pages, -1)
+        return self._words(self._rows)[row].view(self.row_pages, -1)
 
     @staticmethod
     def _words(data: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,7 @@ class Family:
     make a loaded model compute what the stock modules cannot. cache: an object of the class the
     modeling code insists on, with our layers in it. gathers: keys and values are computed from what
     the cache returns, so it has to return the whole history. refuses: why a config cannot be
-    admitted. traps: what goes wrong here when nobody thinks of it.
+    admitted, by the flag neither. traps: what goes wrong here when nobody thinks of it.
 
     ragged: sequences of unequal length can share a pass; else they decode one by one. mask: what
     the modeling code needs as `attention_mask` for a config and a span. layer: makes the cache

@@ -169,3 +169,33 @@ def test_commit_is_unknown_outside_a_checkout(monkeypatch, tmp_path):
     from benchkit.results import commit
 
     assert commit(tmp_path) == "unknown"
+
+
+def test_checkpoints_compares_formats_with_the_state_that_was_never_parked(run):
+    status, result = run(
+        "turns/checkpoints.py",
+        *("--models", "mamba2", "--tokens", "60", "--steps", "6", "--turns", "2"),
+        "--repetitions=1",
+    )
+
+    check(result, "bench/turns/checkpoints", num_rows=3)
+    unchanged, half, int8 = result["rows"]
+    assert unchanged["turns_logit_error"] == unchanged["state_error"] == 0
+    assert unchanged["bytes"] > half["bytes"] > int8["bytes"]
+    assert 0 < half["state_error"] < int8["state_error"]
+    assert set(goals(result).values()) == {True}
+    assert status == 0
+
+
+def test_an_agent_computes_what_is_new_and_its_overhead_is_told(run):
+    status, result = run(
+        "agents/langgraph.py",
+        *("--turns=1", "--short=200", "--long=400", "--messages=12", "--repetitions=2"),
+    )
+
+    check(result, "bench/agents/langgraph", num_rows=3)
+    turns, short, long = result["rows"]
+    assert turns["computed_tokens"] <= 1.01 * turns["new_tokens"]
+    assert long["history_tokens"] > short["history_tokens"]
+    assert all(row["overhead_s"] > 0 for row in result["rows"])
+    assert status == int(not all(goals(result).values()))  # a matter of time: either is right

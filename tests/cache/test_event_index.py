@@ -184,6 +184,22 @@ def test_index_made_of_events_alone_predicts_every_boundary(name: str, lower_pag
     assert not index.runs
 
 
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_index_forgets_what_was_condemned_whoever_still_reads_it(name: str) -> None:
+    events = Events()
+    crowd = Crowd(make_tiered(num_pages=30, events=events, **COMPOSITIONS[name]), checks=False)
+    index = Index([str(rule.kind) for rule in crowd.cache.tree.rules], window=5)
+    events.subscribe(lambda event: index.hear(event.to_json()))
+    found, rng = watch(crowd, index), random.Random(3)
+    while len(found) < 300:
+        wander(crowd, rng, 10)
+        if nodes := list(crowd.cache.tree.nodes()):
+            crowd.cache.condemn(rng.choice(nodes))
+    assert sum(boundary > 0 for boundary, *_ in found) > 30
+    crowd.end()
+    assert not index.runs
+
+
 def test_index_that_joins_late_is_told_of_what_comes_after() -> None:
     events = Events()
     crowd = Crowd(make_tiered(events=events, state_pages=1))

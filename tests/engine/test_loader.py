@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import huggingface_hub.constants
 import pytest
 import torch
+from testkit.command import agentcache
 from testkit.models import tokenizer
 
 from agentcache.config import CacheConfig
@@ -510,6 +511,31 @@ def test_an_adapter_that_cannot_be_merged_is_refused_before_any_weight_is_read(
     no_weights_read(monkeypatch)
     with pytest.raises(UnsupportedOption, match="cannot be merged"):
         load_model(folder, adapter=tmp_path)
+
+
+@adapted
+def test_commands_take_an_adapter(folder: Path, adapter: Callable[..., Path]) -> None:
+    path, out = adapter("one", seed=1), folder.parent / "doctor.json"
+    probed = []
+    for flags in ([], [f"--adapter={path}"]):
+        done = agentcache("doctor", f"--model={folder}", *flags, f"--json={out}")
+        assert done.status == 0, done.stdout + done.stderr
+        probed.append(json.loads(out.read_text())[0]["effects"])
+    assert probed[0] != probed[1], "the same weights were probed"
+    replay = ("replay", f"--model={folder}", "--limit=1", "--max-turns=1")
+    done = agentcache(*replay, f"--adapter={path}")
+    assert done.status == 0, done.stdout + done.stderr
+    other = adapter("other", seed=1, model=llama(num_hidden_layers=3))
+    for command in (replay, ("doctor", f"--model={folder}")):
+        done = agentcache(*command, f"--adapter={other}")
+        assert done.status == 2
+        assert "does not fit this model" in done.stderr.replace("\n", " ")
+
+
+def test_an_adapter_for_no_model_is_wrong_usage() -> None:
+    done = agentcache("doctor", "--family=llama", "--adapter=some/adapter")
+    assert done.status == 2
+    assert "no model to merge it into; give --model" in done.stderr.replace("\n", " ")
 
 
 def test_an_adapter_that_is_not_there_is_an_error_that_names_it(

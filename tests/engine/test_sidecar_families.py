@@ -223,6 +223,52 @@ def test_session_reuses_what_lies_beside_the_pages(variant: str) -> None:
         assert turn.verify.ok, turn.verify
 
 
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_damage_beside_the_pages_is_reported(variant: str) -> None:
+    """One page's entries at a time, of each sidecar: verification names it."""
+    ids = np.random.default_rng(2).integers(3, 256, 60).tolist()
+    settings = CacheConfig(budget="8MiB", page_size=8, prefill_chunk=16)
+    with Runtime(build(variant), tokenizer(), cache=settings, poison=True) as runtime:
+        pools, cache = runtime.cache.pools, runtime.cache
+        assert isinstance(pools, TensorPools)
+        runtime.session().generate(ids[:40], max_new_tokens=0)
+
+        def page() -> int:
+            root = cache.tree.root(runtime.namespace(None).digest())
+            match = cache.tree.match(root, np.array(ids[:40], dtype=np.int32), 40)
+            assert match.boundary == 40
+            return int(cache._path_pages(match.node, "full", 1, 2)[0])
+
+        where = runtime.on_engine(page)
+        for turn_no, name in enumerate(pools.sidecars):
+            entries = pools.sidecars[name]
+            sound = entries[where].clone()
+            runtime.on_engine(lambda entries=entries: entries[where].mul_(1.01))
+            prompt = [*ids[:40], 100 + turn_no, *ids[41:48]]
+            turn = runtime.session().generate(prompt, replay=[5, 6], verify=True)
+            runtime.on_engine(lambda entries=entries, sound=sound: entries[where].copy_(sound))
+            assert turn.usage.cached_tokens == 40
+            report = turn.verify
+            assert report is not None
+            assert not report.ok
+            off = [layer for layer, error in report.layers.items() if error > 1e-4]
+            assert [layer for layer in off if layer.startswith(f"{name}[")], off
+        turn = runtime.session().generate(ids, replay=[5, 6], verify=True)
+        assert turn.verify is not None
+        assert turn.verify.ok
+        beside = [layer for layer in turn.verify.layers if "[" in layer]
+        assert len(beside) == sum(spec.shape[0] for spec in pools.kv_layout.sidecars)
+
+
+@pytest.mark.parametrize(
+    ("variant", "beside"),
+    [("qwen4_exp", 2 * 16 * 4), ("deepseek_v4", 32 * 4 // 8 + (32 + 16) * 4 // 4)],
+)
+def test_bytes_of_a_token_count_what_lies_beside_its_pages(variant: str, beside: int) -> None:
+    backend = TransformersBackend(build(variant))
+    assert backend.shape.kv_bytes_per_token == backend.kv_layout.token_bytes + beside
+
+
 def test_runtime_refuses_a_page_size_that_splits_entries() -> None:
     with pytest.raises(ConfigError, match="page_size is 12, but compressor8"):
         Runtime(build("deepseek_v4"), tokenizer(), cache=CacheConfig(page_size=12))

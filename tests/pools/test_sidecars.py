@@ -333,7 +333,7 @@ def give_sidecars(monkeypatch: pytest.MonkeyPatch, sidecars: tuple[SidecarSpec, 
 
     plain = describe.describe(micro_model())
     kv = KVLayout(plain.kv.specs, plain.kv.dtype, sidecars)
-    monkeypatch.setattr(describe, "_describe", lambda model: replace(plain, kv=kv))
+    monkeypatch.setattr(describe, "_describe", lambda model, admission: replace(plain, kv=kv))
     monkeypatch.delitem(vars(micro_model()), describe._NAME)
 
 

@@ -1,0 +1,57 @@
+"""A model that is not proven, tried on a few tokens before it serves anybody."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from agentcache.engine._probe_memory import Memory
+from agentcache.engine.admission import code_of_others
+from agentcache.engine.describe import sample_ids
+
+if TYPE_CHECKING:
+    from agentcache.engine.transformers_backend import TransformersBackend
+
+__all__ = ["try_out", "warn_of_doubt"]
+
+
+def try_out(backend: TransformersBackend) -> float:
+    """Whether the model computes over our memory at all: its greatest error on a few tokens.
+
+    In two passes, from a checkpoint taken inside the first, and in a step; against its own code
+    without a cache, in units of the logits' standard deviation. Raises UnsupportedModel where that
+    fails.
+    """
+    sample = backend.sample
+    assert sample is not None, "only a model in doubt is tried out"
+    tokens = sample_ids(backend.shape.vocab_size)
+    middle, stop = len(tokens) // 2, len(tokens) - 1
+    with code_of_others(backend.model_type, backend.doubt):
+        memory = Memory(
+            backend, np.random.default_rng(0), room=len(tokens), num_running=2, num_captures=1
+        )
+        base = memory.start()
+        first, (checkpoint,) = memory.extend(base, tokens[:middle], [middle - 3])
+        again, _ = memory.extend(memory.resume(checkpoint), tokens[middle - 3 : middle])
+        rest, _ = memory.extend(base, tokens[middle:stop])
+        step = memory.step([base], [int(tokens[stop])])
+    whole = torch.cat([first, rest, step])
+    gaps = (whole - sample).abs().amax(), (again - sample[middle - 3 : middle]).abs().amax()
+    error = float(max(gaps) / sample.std())
+    return error if np.isfinite(error) else float("inf")
+
+
+def warn_of_doubt(backend: TransformersBackend, error: float) -> None:
+    """Log what is given up with a model that is not proven."""
+    logging.getLogger("agentcache").warning(
+        "a %s model is used unproven: %s. No promise that an answer from the cache is the answer "
+        "without one; on %d tokens it was off by %.1e of the logits' deviation. Check it with "
+        "`agentcache doctor --model ... --unproven`, or calls with verify=",
+        backend.model_type,
+        backend.doubt,
+        len(sample_ids(backend.shape.vocab_size)),
+        error,
+    )
