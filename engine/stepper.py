@@ -502,11 +502,18 @@ class Stepper:
         assert lease is not None
         rows = request.logits
         warm = torch.stack(rows) if rows else torch.empty((0, self.backend.shape.vocab_size))
+        exact = request.spec.exact
         cold = self.run_cold(
-            request.tokens.array[: request.absorbed], request.prompt_len, len(request.logits)
+            request.tokens.array[: request.absorbed],
+            request.prompt_len,
+            len(request.logits),
+            exact=exact,
+            stepwise=exact and request.is_stepwise,
         )
         tables = {Kind.FULL.value: lease.table, **lease.windows}
-        checked = compare(warm, self.pools, tables, lease.row, cold, request.absorbed)
+        checked = compare(
+            warm, self.pools, tables, lease.row, cold, request.absorbed, same_split=exact
+        )
         self.cache.metrics.add("verify", "calls")
         self.cache.metrics.add("verify", "failed", int(not checked.ok))
         return checked
@@ -533,7 +540,15 @@ class Stepper:
             dropped=dropped,
         )
 
-    def run_cold(self, tokens: IntArray, prompt_len: int, num_logits: int) -> ColdRun:
+    def run_cold(
+        self,
+        tokens: IntArray,
+        prompt_len: int,
+        num_logits: int,
+        *,
+        exact: bool = False,
+        stepwise: bool = False,
+    ) -> ColdRun:
         """Compute tokens without the cache, in memory of their own. On the engine thread."""
         return cold_run(
             self.backend,
@@ -542,6 +557,8 @@ class Stepper:
             num_logits=num_logits,
             chunk=self._chunk_len,
             clock=self._clock,
+            exact=exact,
+            stepwise=stepwise,
         )
 
     def _close_lease(self, request: Request) -> None:
