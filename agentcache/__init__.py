@@ -33,6 +33,10 @@ if TYPE_CHECKING:
         RuntimeClosed,
         SessionClosed,
         SessionError,
+        StoreDamaged,
+        StoreError,
+        StoreUnavailable,
+        StoreVersion,
         TraceDecodeError,
         TraceError,
         TraceFormatError,
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from agentcache.events import Event
     from agentcache.runtime import Runtime
     from agentcache.session import MissReport, Session, Turn, TurnStream
+    from agentcache.store.trajectories import Store
     from agentcache.types import TokenLogprob, Usage
 
 __all__ = [
@@ -70,6 +75,11 @@ __all__ = [
     "Session",
     "SessionClosed",
     "SessionError",
+    "Store",
+    "StoreDamaged",
+    "StoreError",
+    "StoreUnavailable",
+    "StoreVersion",
     "TokenLogprob",
     "TraceDecodeError",
     "TraceError",
@@ -93,6 +103,7 @@ _HOMES = {
     "MissReport": "agentcache.session",
     "Runtime": "agentcache.runtime",
     "Session": "agentcache.session",
+    "Store": "agentcache.store.trajectories",
     "TokenLogprob": "agentcache.types",
     "Turn": "agentcache.session",
     "TurnStream": "agentcache.session",

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from agentcache.chat.command import register as add_chat
 from agentcache.errors import AgentCacheError, ConfigError, ModelError
 from agentcache.policy.eviction import POLICIES
 from agentcache.replay.results import ReplayResult, summary_table, trajectory_table
@@ -377,10 +378,11 @@ def _is_clean(result: ReplayResult) -> bool:
     return not result.rejected and result.verify.passed(result.verify_tolerance)
 
 
-_ADDED = ("agentcache.integrations.server.command",)
-"""Modules of rooms above this one that bring commands, by name, so that nothing here depends on
+_ADDED = ("agentcache.integrations.server.command", "agentcache.store_cli")
+"""Modules above or beside this one that bring commands, by name, so that nothing here depends on
 them; each has `register(app)` and imports what may be missing only when its command runs."""
 
+add_chat(app)
 for _name in _ADDED:
     import_module(_name).register(app)
 

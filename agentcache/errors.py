@@ -23,6 +23,10 @@ AgentCacheError
 │   ├── TraceNotFound
 │   ├── TraceDecodeError        truncated, not JSON or not UTF-8: carries the offset
 │   └── TraceFormatError        JSON of an unknown or malformed trajectory format
+├── StoreError                  a database of turns cannot be used
+│   ├── StoreUnavailable        cannot be reached, is locked, or its disk is full
+│   ├── StoreDamaged            corrupt, or no database at all
+│   └── StoreVersion            a schema of another version, or of another program
 ├── LeaseError                  a lease or lock used against its contract (a defect of the caller)
 └── RuntimeClosed               the runtime was closed, or its engine thread ended
 """
@@ -52,6 +56,10 @@ __all__ = [
     "RuntimeClosed",
     "SessionClosed",
     "SessionError",
+    "StoreDamaged",
+    "StoreError",
+    "StoreUnavailable",
+    "StoreVersion",
     "TraceDecodeError",
     "TraceError",
     "TraceFormatError",
@@ -215,6 +223,22 @@ class TraceDecodeError(TraceError):
 
 class TraceFormatError(TraceError):
     """JSON, but no trajectory format that is known, or one with wrong types."""
+
+
+class StoreError(AgentCacheError):
+    """A database of turns cannot be used. Raised at start and by readers, never by a call."""
+
+
+class StoreUnavailable(StoreError):
+    """It cannot be reached, is locked by another program, or its disk is full."""
+
+
+class StoreDamaged(StoreError):
+    """It is corrupt, or no database at all."""
+
+
+class StoreVersion(StoreError):
+    """Its schema is of another version, or of another program."""
 
 
 class LeaseError(AgentCacheError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agentcache.cache import HybridCache
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from agentcache.engine.request import RequestSpec
     from agentcache.session.history import History
     from agentcache.session.host import Marks
+    from agentcache.store.base import Recorder
+    from agentcache.store.trajectories import Store
 
 __all__ = ["Runtime"]
 
@@ -65,10 +68,11 @@ class Runtime:
     for which warm = cold has not been proven; nothing is promised of it, which is logged, and it
     decodes sequences one by one. tool_form: how the model writes tool calls, where its template
     does not tell. volatile: regular expressions; lines of the system prompt in which one is found
-    keep the text that a session first had there. clock, seed: time and randomness. poison: fill
-    freed memory with NaN, so that a read of evicted data shows.
+    keep the text that a session first had there. store: a file or database URL that finished turns
+    are written to, or an open Store, which stays open. clock, seed: time and randomness. poison:
+    fill freed memory with NaN, so that a read of evicted data shows.
 
-    Raises UnsupportedModel, UnsupportedOption, BudgetTooSmall, UnknownPolicy.
+    Raises UnsupportedModel, UnsupportedOption, BudgetTooSmall, UnknownPolicy, StoreError.
 
     >>> rt = Runtime.load("tiny-hybrid", cache=CacheConfig(budget="64MiB"))     # doctest: +SKIP
     >>> with rt.session("demo") as s:                                           # doctest: +SKIP
@@ -88,6 +92,7 @@ class Runtime:
         unproven: bool = False,
         tool_form: str | None = None,
         volatile: Sequence[str] = (),
+        store: Store | str | Path | None = None,
         clock: Clock | None = None,
         seed: int = 0,
         poison: bool = False,
@@ -97,6 +102,7 @@ class Runtime:
         self.exact = exact
         self.config = cache or CacheConfig()
         _check_exact(exact, self.config)
+        record = None if store is None else _open_store(store)
         self.verify = verify
         policy = make_policy(self.config.policy)
         self.clock = clock or SystemClock()
@@ -132,6 +138,9 @@ class Runtime:
             events=self.events,
         )
         self.marks: Marks = self._cache
+        self.recorder: Recorder | None = None
+        if record is not None:
+            self.recorder = record(model=_name_of(model), fingerprint=self._fingerprint)
         self._engine = Engine(
             backend,
             self._pools,
@@ -279,8 +288,13 @@ class Runtime:
         return self.on_engine(self._cache.clear)
 
     def close(self) -> None:
-        """End the engine; calls under way fail with RuntimeClosed. Twice is the same as once."""
+        """End the engine; calls under way fail with RuntimeClosed, and what finished is stored.
+
+        Twice is the same as once.
+        """
         self._engine.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     def __enter__(self) -> Runtime:
         return self
@@ -325,6 +339,7 @@ class Runtime:
             "verify": {
                 name: metrics.get("verify", name) for name in ("calls", "failed", "dropped")
             },
+            "store": None if self.recorder is None else self.recorder.counts(),
         }
 
     def _bytes(self) -> dict[str, dict[str, int]]:
@@ -373,6 +388,21 @@ class Runtime:
 def _kinds(used: dict[str, int]) -> list[str]:
     """The built-in kinds, whether there are any of them or not, and those the model has besides."""
     return list(dict.fromkeys([*(kind.value for kind in Kind), *used]))
+
+
+def _open_store(store: Store | str | Path) -> Callable[..., Recorder]:
+    """What begins to record. Raises ConfigError, StoreError."""
+    from agentcache.store.trajectories import Store  # brings SQLAlchemy, which few need
+
+    if isinstance(store, Store):
+        return store.record
+    own = Store(store)
+    return partial(own.record, end=own.close)
+
+
+def _name_of(model: Any) -> str:
+    config = model.config
+    return str(getattr(config, "name_or_path", "") or config.model_type)
 
 
 def _end_id(tokenizer: Any, end_ids: frozenset[int]) -> int | None:

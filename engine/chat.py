@@ -7,16 +7,22 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from agentcache.engine.messages import checked_tools
 from agentcache.engine.places import Places
-from agentcache.engine.reply_parser import ReplyReader, parse_reply
+from agentcache.engine.reply_forms import Call, form_named, parameters_of
+from agentcache.engine.reply_forms.lark import Lark
+from agentcache.engine.reply_parser import ReplyForm, ReplyReader
+from agentcache.engine.response_template import ResponseTemplateReader
 from agentcache.engine.segments import (
     Cutter,
     Encoded,
     Encoding,
     Segment,
     continues,
+    encode_after,
     encode_segments,
     reply_parts,
 )
@@ -50,6 +56,8 @@ class Rendered:
         finding them would cost a rendering per message.
     in_thinking: the reply header has opened a `<think>` block; hand it to `parse_reply`.
     fallback: why a continued history had to be rendered anew as a whole; None where it was kept.
+    chat: the messages as they were rendered, which a longer list can go on from.
+    goes_on: the segments begin with those of the history that was continued.
     """
 
     segments: tuple[Segment, ...]
@@ -58,6 +66,8 @@ class Rendered:
     ends: tuple[int, ...] | None = None
     in_thinking: bool = False
     fallback: str | None = None
+    chat: Chat | None = None
+    goes_on: bool = False
 
 
 class ChatFormat:
@@ -65,6 +75,8 @@ class ChatFormat:
 
     `end_ids` are the ids that end a reply (default: the tokenizer's own);
     `template_kwargs` are handed to the template in every rendering (`enable_thinking=False`).
+    `tool_form` names how the model writes tool calls; by default the tokenizer's response template
+    tells, or else the chat template.
 
     Every method that takes messages raises InvalidRequest for messages that are malformed or that
     the template refuses, and UnsupportedOption where the tokenizer has no template.
@@ -76,10 +88,14 @@ class ChatFormat:
         *,
         end_ids: frozenset[int] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        tool_form: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._end_ids = tokenizer.end_ids() if end_ids is None else end_ids
-        self._template = ChatTemplate(tokenizer, template_kwargs or {})
+        calls = None if tool_form is None else form_named(tool_form)
+        self._template = ChatTemplate(tokenizer, template_kwargs or {}, calls)
+        own = getattr(tokenizer.source, "response_template", None)
+        self._has_response_template = own is not None and calls is None
         self._markup_cutter = Cutter(t for t in tokenizer.control_tokens if t.text in REPLY_MARKUP)
 
     def render(
@@ -114,7 +130,11 @@ class ChatFormat:
         return len(shared) if len(words) > 1 else 0
 
     def encode(
-        self, segments: Sequence[Segment], known: Sequence[Encoded] = (), *, at_start: bool = True
+        self,
+        segments: Sequence[Segment],
+        known: Sequence[Encoded] = (),
+        *,
+        at_start: bool = True,
     ) -> Encoding:
         """The ids of `segments`; the longest leading run that equals `known` keeps the known ids.
 
@@ -122,6 +142,13 @@ class ChatFormat:
         `at_start=False` is for segments that follow others, such as a reply's.
         """
         return encode_segments(self._tokenizer, segments, known, at_start=at_start)
+
+    def encode_on(self, rendered: Rendered, known: Encoding) -> Encoding:
+        """The ids of a history that was continued, `known` being those of what it goes on from."""
+        if not rendered.goes_on:
+            return self.encode(rendered.segments, known.parts)
+        added = rendered.segments[len(known.parts) :]
+        return encode_after(self._tokenizer, known, added)
 
     def reply_parts(self, ids: Sequence[int] | IntArray) -> tuple[Encoded, ...]:
         """Sampled or absorbed reply ids as segments, to append to the prompt's `parts`."""
@@ -136,12 +163,15 @@ class ChatFormat:
         tools: Tools | None = None,
         *,
         ends: tuple[int, ...] | None = None,
+        known: Chat | None = None,
     ) -> Rendered:
         """The next prompt after a reply: `history` verbatim, the close of the message, what is new.
 
         history: the last prompt's `parts` followed by `reply_parts` of what was absorbed after it.
         messages, reply_message, new_messages: the last prompt's list, its reply, what to append.
         ends: `Rendered.ends` of the last prompt, to keep message ends known.
+        known: `Rendered.chat` of the last prompt, if it stands for `messages` and the same tools:
+        then, with most templates, only what follows it is rendered.
 
         A reply that was cut off is closed as the template closes it. Only marks of new messages and
         of those with known ends are given.
@@ -150,7 +180,10 @@ class ChatFormat:
         not the one it writes in history), the whole list is rendered and `fallback` says why.
         Encode with `encode(result.segments, known=history)` in both cases.
         """
-        chat = self._template.chat([*messages, reply_message, *new_messages], tools)
+        added = [reply_message, *new_messages]
+        chat = None if known is None else self._template.extended(known, added)
+        if chat is None:
+            chat = self._template.chat([*messages, *added], tools)
         place = len(messages)
         drift = _drift(chat, place)
         if drift is not None:
@@ -164,12 +197,16 @@ class ChatFormat:
         rest = replace(rest, skipped=start, before=len(history))
         places = Places(chat, rest, self._end_ids)
         new_ends = places.ends(range(place + 1, len(chat.messages) + 1))
+        reply_start, in_thinking = places.reply_start(), chat.opens_thinking
+        chat.forget_texts()
         return Rendered(
-            segments=(*(part.segment for part in history), *rest.segments),
-            reply_start=places.reply_start(),
+            segments=(*map(attrgetter("segment"), history), *rest.segments),
+            reply_start=reply_start,
             marks=_marks(chat, (*(ends or [None] * place), *new_ends)),
             ends=None if ends is None else _all_known([*ends, *new_ends]),
-            in_thinking=chat.opens_thinking,
+            in_thinking=in_thinking,
+            chat=chat,
+            goes_on=True,
         )
 
     def reply_segments(
@@ -178,7 +215,7 @@ class ChatFormat:
         """What the model would have written for a recorded reply, without the end of message.
 
         Where the template does not write the reply after its own reply header: the content, and
-        tool calls as `<tool_call>` blocks.
+        tool calls in the model's form.
         """
         chat = self._template.chat([*messages, reply_message], tools)
         place = len(messages)
@@ -186,7 +223,7 @@ class ChatFormat:
         if _keeps_header(chat, place):
             body = chat.text()[header_end : self._close(chat, place)[0]]
         else:
-            body = _plain_reply(chat.messages[place])
+            body = _plain_reply(chat.messages[place], self._template.reply_form)
         return chat.cut(body).segments
 
     def reply_text(
@@ -198,25 +235,88 @@ class ChatFormat:
     def encode_reply(self, text: str) -> IntArray:
         """Ids of a reply given as text, without an end id.
 
-        `<think>` and `<tool_call>` are read as the model's own control tokens where it has them;
-        every other look-alike of a control token is plain text.
+        The markup of thinking and of calls is read as the model's own control tokens where it has
+        them; every other look-alike of a control token is plain text.
         """
         return self.encode(self._markup_cutter.cut(text).segments, at_start=False).ids
 
     def parse_reply(
-        self, text: str, *, in_thinking: bool = False, first_call: int = 0
+        self,
+        text: str,
+        *,
+        in_thinking: bool = False,
+        first_call: int = 0,
+        tools: Tools | None = None,
     ) -> dict[str, Any]:
-        """`reply_parser.parse_reply`, less the white space that the template puts in itself.
+        """The message that a reply's text stands for, read by `reply_reader`."""
+        reader = self.reply_reader(in_thinking=in_thinking, first_call=first_call, tools=tools)
+        reader.push(text)
+        reader.finish()
+        return reader.message
+
+    def reply_reader(
+        self,
+        *,
+        in_thinking: bool = False,
+        first_call: int = 0,
+        tools: Tools | None = None,
+        header: str | None = None,
+    ) -> ReplyReader | ResponseTemplateReader:
+        """Makes a message of a growing text, less the white space that the template puts in itself.
 
         So the template writes the message back as the model wrote it, if it wrote by the template.
+        A tokenizer's own response template is followed where it has one, and no `tool_form` was
+        asked for; `header` is the text of the reply header, as far as it is known.
         """
-        form = self._template.reply_form
-        return parse_reply(text, in_thinking=in_thinking, first_call=first_call, form=form)
+        if self._has_response_template:
+            opened = "<think>" if in_thinking else ""
+            return ResponseTemplateReader(
+                self._tokenizer.source,
+                header=opened if header is None else header,
+                first_call=first_call,
+                tools=None if tools is None else list(tools),
+            )
+        return ReplyReader(
+            in_thinking=in_thinking,
+            first_call=first_call,
+            form=self._template.reply_form,
+            parameters=parameters_of(tools),
+        )
 
-    def reply_reader(self, *, in_thinking: bool = False, first_call: int = 0) -> ReplyReader:
-        """A reader that makes of a growing text what `parse_reply` makes of the whole."""
-        form = self._template.reply_form
-        return ReplyReader(in_thinking=in_thinking, first_call=first_call, form=form)
+    @property
+    def tool_form(self) -> str:
+        """The name of the form in which the model writes tool calls."""
+        return self._template.reply_form.calls.name
+
+    def tool_call_grammar(
+        self, tools: Tools, *, name: str | None = None, parallel: bool = False
+    ) -> str:
+        """A grammar of replies that call one of the tools, or the one named, and say nothing else.
+
+        A block of thinking that the reply header opens may be filled first. With `parallel` several
+        calls may follow each other. For the `lark` option of calls. Raises InvalidRequest for no
+        tools, or none of that name.
+        """
+        parameters = parameters_of(checked_tools(tools))
+        if not parameters:
+            raise InvalidRequest("there are no tools to call; give at least one with a name")
+        if name is not None:
+            if name not in parameters:
+                known = ", ".join(sorted(parameters))
+                raise InvalidRequest(f"there is no tool {name!r} to call; there are {known}")
+            parameters = {name: parameters[name]}
+        form, lark = self._template.reply_form, Lark(self._markup_cutter)
+        calls = form.calls.grammar(lark, parameters, form.call_space, parallel=parallel)
+        if self._opens_thinking():
+            calls = f"{lark.up_to('</think>')} {lark.text(form.after_close)} {calls}"
+        return lark.source(calls)
+
+    def _opens_thinking(self) -> bool:
+        """Whether the reply header to a plain question opens a block of thinking."""
+        try:
+            return self._template.chat([{"role": "user", "content": "0"}], None).opens_thinking
+        except InvalidRequest:
+            return False
 
     def message_at(
         self,
@@ -231,7 +331,7 @@ class ChatFormat:
         belongs to `(len(messages), "assistant")`. Takes O(log n) renderings where `rendered.ends`
         is None.
         """
-        chat = self._template.chat(messages, tools)
+        chat = rendered.chat or self._template.chat(messages, tools)
         if segment_idx >= rendered.reply_start:
             return len(chat.messages), "assistant"
         if rendered.ends is not None:
@@ -251,12 +351,16 @@ class ChatFormat:
         ends: list[int | None] = [None] * num_messages
         for place in wanted:
             ends[place] = places.end(place + 1)
+        reply_start = places.reply_start()
+        in_thinking = reply_prompt and chat.opens_thinking
+        chat.forget_texts()
         return Rendered(
             segments=cut.segments,
-            reply_start=places.reply_start(),
+            reply_start=reply_start,
             marks=_marks(chat, ends),
             ends=_all_known(ends),
-            in_thinking=reply_prompt and chat.opens_thinking,
+            in_thinking=in_thinking,
+            chat=chat,
         )
 
     def _close(self, chat: Chat, place: int) -> tuple[int, int]:
@@ -320,18 +424,20 @@ def _drift(chat: Chat, place: int) -> str | None:
     return None
 
 
-def _plain_reply(message: Mapping[str, Any]) -> str:
-    """Content and tool calls in the form most models write them."""
-    pieces = [message["content"]] if message["content"] else []
+def _plain_reply(message: Mapping[str, Any], form: ReplyForm) -> str:
+    """Content and tool calls in the form of the model."""
+    said = str(message["content"])
+    calls = []
     for call in message.get("tool_calls", ()):
         function = call.get("function", call)
         arguments = function.get("arguments", {})
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
-        name = json.dumps(function["name"], ensure_ascii=False)
-        body = f'{{"name": {name}, "arguments": {arguments}}}'
-        pieces.append(f"<tool_call>\n{body}\n</tool_call>")
-    return "\n".join(pieces)
+        calls.append(Call(function["name"], arguments, call.get("id")))
+    if not calls:
+        return said
+    space = form.before_call or "\n" if said else ""
+    return f"{said}{space}{form.calls.write(calls, form.call_space)}"
 
 
 def _common_segments(a: Sequence[Segment], b: Sequence[Segment]) -> tuple[Segment, ...]:

@@ -1,4 +1,4 @@
-"""Replies kept to a JSON schema or a regular expression, by llguidance."""
+"""Replies kept to a JSON schema, a regular expression or a grammar, by llguidance."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
     from agentcache.engine.tokenizer import Tokenizer
 
-__all__ = ["Grammar", "Grammars", "Matcher"]
+__all__ = ["WHITE_SPACE", "Grammar", "Grammars", "Matcher"]
 
-_WHITE_SPACE = r" |\n {0,32}"
+WHITE_SPACE = r" |\n {0,32}"
 """Between the parts of a JSON text, each time: a space, or a new line with its indentation. Without
 an end to it a model may lose itself in white space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a whole reply has to be: JSON of a schema, or a match of a regular expression."""
+    """What a whole reply has to be: JSON of a schema, a match of a regular expression, or what a
+    grammar in the library's form of Lark allows."""
 
-    kind: Literal["json_schema", "regex"]
+    kind: Literal["json_schema", "regex", "lark"]
     source: str
 
 
@@ -134,5 +135,7 @@ def _definition(library: Any, grammar: Grammar) -> str:
     make = library.LLMatcher
     if grammar.kind == "regex":
         return str(make.grammar_from_regex(grammar.source))
-    defaults = {"whitespace_pattern": _WHITE_SPACE}
+    if grammar.kind == "lark":
+        return str(make.grammar_from_lark(grammar.source))
+    defaults = {"whitespace_pattern": WHITE_SPACE}
     return str(make.grammar_from_json_schema(grammar.source, defaults=defaults))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from operator import eq
 from typing import Any
 
 from agentcache.engine.tokenizer import check_encodable
@@ -22,12 +23,14 @@ __all__ = [
 STANDARD_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
-def checked_messages(messages: Any, roles: frozenset[str]) -> list[dict[str, Any]]:
+def checked_messages(messages: Any, roles: frozenset[str], first: int = 0) -> list[dict[str, Any]]:
     """Copies of the messages fit for a template: content is a text, keys without value are gone.
 
-    `mark` is still there. Raises InvalidRequest, naming the index, for anything a template would
-    stumble over or drop: no list, no message, an unknown role, missing or wrong content, images,
-    malformed tool calls, values that are not JSON, text that cannot be encoded.
+    `mark` is still there. `first` is the index that errors give the first of them.
+
+    Raises InvalidRequest, naming the index, for anything a template would stumble over or drop: no
+    list, no message, an unknown role, missing or wrong content, images, malformed tool calls,
+    values that are not JSON, text that cannot be encoded.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequest(
@@ -35,7 +38,7 @@ def checked_messages(messages: Any, roles: frozenset[str]) -> list[dict[str, Any
         )
     if not messages:
         raise InvalidRequest("the list of messages is empty; give at least one message")
-    return [_checked(message, index, roles) for index, message in enumerate(messages)]
+    return [_checked(message, index, roles) for index, message in enumerate(messages, first)]
 
 
 def checked_tools(tools: Any) -> list[Mapping[str, Any]] | None:
@@ -61,12 +64,16 @@ def call_order(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """
     order = list(range(len(messages)))
     for index, message in enumerate(messages):
+        if not message.get("tool_calls"):
+            continue
         call_ids = [call.get("id") for call in _calls(message)]
         end = index + 1
         while end < len(messages) and messages[end].get("role") == "tool":
             end += 1
+        if end < index + 3:
+            continue
         answered = [messages[i].get("tool_call_id") for i in range(index + 1, end)]
-        if len(answered) > 1 and all(i is not None and i in call_ids for i in answered):
+        if all(i is not None and i in call_ids for i in answered):
             order[index + 1 : end] = sorted(
                 range(index + 1, end),
                 key=lambda i: call_ids.index(messages[i]["tool_call_id"]),
@@ -80,6 +87,8 @@ def same_message(known: Mapping[str, Any], given: Any) -> bool:
     Not compared: `mark`, ids of tool calls, the spelling of JSON arguments, and reasoning that the
     caller left out. Content None equals "".
     """
+    if known == given:
+        return True
     if not isinstance(given, Mapping) or known.get("role") != given.get("role"):
         return False
     if _plain_content(known.get("content")) != _plain_content(given.get("content")):
@@ -97,6 +106,8 @@ def same_prefix(known: Sequence[Mapping[str, Any]], given: Sequence[Any]) -> boo
     if len(given) < len(known):
         return False
     head = given[: len(known)]
+    if all(map(eq, known, head)):
+        return True
     return all(isinstance(message, Mapping) for message in head) and all(
         same_message(known[i], head[j])
         for i, j in zip(call_order(known), call_order(head), strict=True)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from agentcache.engine.reply_forms import HERMES, BlockScan, CallForm, CallSpace, NotACall
 
-__all__ = ["ReplyForm", "ReplyPiece", "ReplyReader", "parse_reply"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from agentcache.engine.reply_forms import Call
+    from agentcache.engine.reply_forms.base import Parameters
+
+__all__ = ["ReplyForm", "ReplyPiece", "ReplyReader", "called", "parse_reply"]
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
-_CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"\s*")
-_STRUCTURE = re.compile(r'["{}\[\]]')
-_STRING_END = re.compile(r'["\\]')
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyForm:
-    """The white space a template itself puts around thinking and calls; it is no part of either.
+    """How a model calls tools, and the white space its template puts around thinking and calls,
+    which is no part of either.
 
     after_open, before_close: inside the `<think>` block. after_close: between it and the content.
-    before_call: between content and the first call. between_calls: between two calls.
+    before_call: between content and the first call. between_calls: between two blocks of calls.
+    in_call: what stands within a block, after what opens it and before what closes it.
     """
 
     after_open: str = ""
@@ -33,6 +34,13 @@ class ReplyForm:
     after_close: str = ""
     before_call: str = ""
     between_calls: str = ""
+    in_call: tuple[str, str] = ("\n", "\n")
+    calls: CallForm = HERMES
+
+    @property
+    def call_space(self) -> CallSpace:
+        """The white space that blocks of calls are written with."""
+        return CallSpace(*self.in_call, self.between_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +53,33 @@ class ReplyPiece:
 
 
 _PLAIN = ReplyForm()
+_NO_TOOLS: Parameters = MappingProxyType({})
 
 
 def parse_reply(
-    text: str, *, in_thinking: bool = False, first_call: int = 0, form: ReplyForm = _PLAIN
+    text: str,
+    *,
+    in_thinking: bool = False,
+    first_call: int = 0,
+    form: ReplyForm = _PLAIN,
+    parameters: Parameters = _NO_TOOLS,
 ) -> dict[str, Any]:
     """The assistant message that a reply's text stands for: always `role` and `content` (a str).
 
     `reasoning_content` is present where the text begins with `<think>` (or, with `in_thinking`,
     where the reply header had already opened the block); an unclosed block takes the whole rest.
-    `tool_calls` is present where blocks `<tool_call>{"name": …, "arguments": {…}}</tool_call>`
-    stand in the text; `arguments` is the JSON text as the model wrote it, ids are `call00000`,
+    `tool_calls` is present where calls stand in the text in the model's form; `arguments` is JSON
+    text, as the model wrote it where it wrote JSON. Ids are the model's own, else `call00000`,
     `call00001`, … counted from `first_call` (some templates ask for nine letters and digits). A
     malformed call stays in `content` untouched. Nothing is lost but the white space of `form`.
+    `parameters`: schemas of the tools, for forms that write values as plain text.
 
     >>> parse_reply("<think>why</think>because")
     {'role': 'assistant', 'content': 'because', 'reasoning_content': 'why'}
     """
-    reader = ReplyReader(in_thinking=in_thinking, first_call=first_call, form=form)
+    reader = ReplyReader(
+        in_thinking=in_thinking, first_call=first_call, form=form, parameters=parameters
+    )
     reader.push(text)
     reader.finish()
     return reader.message
@@ -75,17 +92,25 @@ class ReplyReader:
     """
 
     def __init__(
-        self, *, in_thinking: bool = False, first_call: int = 0, form: ReplyForm = _PLAIN
+        self,
+        *,
+        in_thinking: bool = False,
+        first_call: int = 0,
+        form: ReplyForm = _PLAIN,
+        parameters: Parameters = _NO_TOOLS,
     ) -> None:
         self._form = form
+        self._parameters = parameters
         self._next_call = first_call
         self._opened_by_header = in_thinking
         self._pending = ""
         self._ended = False
         # Each step takes what it can from the pending text, and says whether to go on.
         self._step: Callable[[], bool] = self._read_start
-        self._call: _CallScan | None = None
+        self._block: _Block | None = None
         self._content: list[str] = []
+        self._content_len = 0
+        self._malformed: list[int] = []
         self._reasoning: list[str] | None = None
         self._calls: list[dict[str, Any]] = []
 
@@ -98,6 +123,14 @@ class ReplyReader:
         if self._calls:
             message["tool_calls"] = list(self._calls)
         return message
+
+    @property
+    def malformed(self) -> tuple[str, ...]:
+        """Texts within the content that begin as calls and are none, each up to where the next one
+        begins, or the content ends."""
+        content = "".join(self._content)
+        ends = [*self._malformed[1:], len(content)]
+        return tuple(content[a:b] for a, b in zip(self._malformed, ends, strict=False))
 
     def push(self, text: str) -> ReplyPiece:
         """What became certain with more text."""
@@ -146,35 +179,52 @@ class ReplyReader:
         return self._drop_space(self._form.after_close, self._read_content)
 
     def _read_content(self) -> bool:
-        space = self._form.between_calls if self._calls else self._form.before_call
-        at = self._pending.find(_CALL_OPEN)
-        if at < 0:
-            self._content.append(self._take_certain(space, _CALL_OPEN))
-            return False
-        if self._call is None:
-            before = self._pending[:at].removesuffix(space)
-            self._content.append(before)
-            self._pending = self._pending[len(before) :]
-            at -= len(before)
-            self._call = _CallScan(at + len(_CALL_OPEN))
-        found = self._call.result(self._pending)
-        if found is None and not self._ended:
-            return False
-        self._call = None
-        if found is None or isinstance(found, _Malformed):
-            self._content.append(self._pending[: at + len(_CALL_OPEN)])
-            self._pending = self._pending[at + len(_CALL_OPEN) :]
+        block = self._block
+        if block is None:
+            block = self._block = self._next_block()
+            if block is None:
+                return False
+        try:
+            found = block.scan.result(self._pending, ended=self._ended)
+        except NotACall:
+            self._block = None
+            self._malformed.append(self._content_len + block.begin)
+            self._say(self._pending[: block.body])
+            self._pending = self._pending[block.body :]
             return True
-        self._pending = self._pending[found.end :]
-        self._calls.append(
-            {
-                "id": f"call{self._next_call:05d}",
-                "type": "function",
-                "function": {"name": found.name, "arguments": found.arguments},
-            }
-        )
-        self._next_call += 1
+        if found is None:
+            return False
+        self._block = None
+        calls, end = found
+        self._pending = self._pending[end:]
+        self._take_calls(calls)
         return True
+
+    def _next_block(self) -> _Block | None:
+        """The next block of calls that is begun; what stands before it becomes content."""
+        space = self._form.between_calls if self._calls else self._form.before_call
+        openers = self._form.calls.openers
+        places = [(self._pending.find(opener), opener) for opener in openers]
+        begun = [place for place in places if place[0] >= 0]
+        if not begun:
+            self._say(self._take_certain(space, *openers))
+            return None
+        at, opener = min(begun)
+        before = self._pending[:at].removesuffix(space)
+        self._say(before)
+        self._pending = self._pending[len(before) :]
+        begin = at - len(before)
+        body = begin + len(opener)
+        return _Block(begin, body, BlockScan(self._form.calls, body, self._parameters))
+
+    def _say(self, text: str) -> None:
+        self._content.append(text)
+        self._content_len += len(text)
+
+    def _take_calls(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self._calls.append(called(call, self._next_call))
+            self._next_call += 1
 
     def _go(self, step: Callable[[], bool]) -> bool:
         self._step = step
@@ -187,118 +237,35 @@ class ReplyReader:
         self._pending = self._pending.removeprefix(space)
         return self._go(then)
 
-    def _take_certain(self, space: str, tag: str) -> str:
+    def _take_certain(self, space: str, *tags: str) -> str:
         """Take the pending text but for an ending that may be the beginning of a tag."""
-        keep = 0 if self._ended else max(_overlap(self._pending, m) for m in (space + tag, tag))
+        awaited = [text for tag in tags for text in (space + tag, tag)]
+        keep = 0 if self._ended else max(_overlap(self._pending, text) for text in awaited)
         certain = self._pending[: len(self._pending) - keep]
         self._pending = self._pending[len(certain) :]
         return certain
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    name: str
-    arguments: str
-    end: int
+class _Block:
+    """A block of calls in the pending text: where it begins, with white space of the template
+    behind that, where its opener ends, and how it is read."""
+
+    begin: int
+    body: int
+    scan: BlockScan
 
 
-class _Malformed:
-    """The block is no call, whatever follows."""
-
-
-class _CallScan:
-    """Looks for the end of one call's JSON in a growing text; every character is read once."""
-
-    def __init__(self, begin: int) -> None:
-        self._begin = begin
-        self._at = begin
-        self._depth = 0
-        self._in_string = False
-        self._end: int | None = None
-
-    def result(self, text: str) -> _Call | _Malformed | None:
-        """The call, or that it is none; None while more text is needed to tell."""
-        begin = _skip_space(text, self._begin)
-        if begin == len(text):
-            return None
-        if text[begin] != "{":
-            return _Malformed()
-        if self._end is None:
-            self._end = self._find_end(text)
-        if self._end is None:
-            return None
-        close = _skip_space(text, self._end)
-        if text.startswith(_CALL_CLOSE, close):
-            return _call_of(text[begin : self._end], close + len(_CALL_CLOSE))
-        return None if _CALL_CLOSE.startswith(text[close:]) else _Malformed()
-
-    def _find_end(self, text: str) -> int | None:
-        """Where the outermost bracket is closed; None where it is not yet."""
-        while True:
-            match = (_STRING_END if self._in_string else _STRUCTURE).search(text, self._at)
-            if match is None:
-                self._at = max(self._at, len(text))
-                return None
-            char, self._at = match[0], match.end()
-            if char == "\\":
-                self._at += 1  # Whatever is escaped, even if it is still to come.
-            elif char == '"':
-                self._in_string = not self._in_string
-            else:
-                self._depth += 1 if char in "{[" else -1
-                if self._depth == 0:
-                    return self._at
-
-
-def _call_of(text: str, end: int) -> _Call | _Malformed:
-    """The call that a JSON object stands for, in a block that ends at `end`."""
-    try:
-        members = _members(text)
-    except (ValueError, IndexError, RecursionError):
-        return _Malformed()
-    name, _ = members.get("name", (None, ""))
-    key = "arguments" if "arguments" in members else "parameters"
-    arguments = _arguments_text(*members.get(key, ({}, "{}")))
-    if not isinstance(name, str) or not name or arguments is None:
-        return _Malformed()
-    return _Call(name, arguments, end)
-
-
-def _arguments_text(value: Any, raw: str) -> str | None:
-    """The arguments as JSON text: the object as written, or the text that a string holds."""
-    if isinstance(value, dict):
-        return raw
-    if isinstance(value, str):
-        try:
-            return value if isinstance(json.loads(value), dict) else None
-        except (ValueError, RecursionError):
-            return None
-    return None
-
-
-def _members(text: str) -> dict[str, tuple[Any, str]]:
-    """Members of a JSON object as (value, text as written). Raises ValueError where it is none."""
-    json.loads(text)
-    members: dict[str, tuple[Any, str]] = {}
-    at = _skip_space(text, 1)
-    # The object is known to be well formed, so only members and their separators can follow.
-    while text[at] != "}":
-        key, at = _DECODER.raw_decode(text, at)
-        at = _skip_space(text, _skip_space(text, at) + 1)
-        value, after = _DECODER.raw_decode(text, at)
-        members[key] = (value, text[at:after])
-        at = _skip_space(text, after)
-        if text[at] == ",":
-            at = _skip_space(text, at + 1)
-    return members
+def called(call: Call, number: int) -> dict[str, Any]:
+    """A call in OpenAI form; `number` makes its id where the model gave none."""
+    return {
+        "id": call.id or f"call{number:05d}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def _overlap(text: str, tag: str) -> int:
     """Length of the longest ending of a text that is a beginning of the tag, but not all of it."""
     longest = min(len(text), len(tag) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)
-
-
-def _skip_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()

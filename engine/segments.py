@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "Shield",
     "Shielding",
     "continues",
+    "encode_after",
     "encode_segments",
     "reply_parts",
 ]
@@ -73,6 +74,18 @@ class Encoding:
     def offset(self, segment_idx: int) -> int:
         """Token position at which segment `segment_idx` begins; the total for `len(parts)`."""
         return int(self.offsets[segment_idx])
+
+    def followed_by(self, parts: Sequence[Encoded], ids: IntArray) -> Encoding:
+        """The same with more parts, whose ids end `ids`, the whole."""
+        lens = np.array([len(part.ids) for part in parts], np.int32)
+        offsets = np.concatenate([self.offsets, self.offsets[-1] + np.cumsum(lens, dtype=np.int32)])
+        return Encoding(ids, (*self.parts, *parts), offsets, len(self.parts), 0)
+
+    def first(self, count: int) -> Encoding:
+        """The first `count` parts."""
+        offsets = self.offsets[: count + 1]
+        ids = self.ids[: int(offsets[-1])]
+        return Encoding(ids, self.parts[:count], offsets, min(count, self.reused), 0)
 
     def segment_at(self, position: int) -> int:
         """The segment that holds a token position; `len(parts)` from the end on."""
@@ -156,13 +169,19 @@ class Shield:
         self._shown = str.maketrans({hidden: char for char, hidden in self._hidden.items()})
         self._escapes = {f"\\u{ord(hidden):04x}": char for char, hidden in self._hidden.items()}
 
+    def covers(self, inputs: Iterable[str]) -> bool:
+        """Whether more inputs may come, since they hold no character that hides something."""
+        hiding = set(self._hidden.values())
+        return all(hiding.isdisjoint(_private_chars(text)) for text in inputs)
+
     def hide(self, value: Any, *, keep_markup: bool = False) -> Any:
         """A JSON value with every look-alike in its strings and keys hidden.
 
         `keep_markup` leaves `<think>` and `<tool_call>` as they are: for what a model wrote.
         """
         if isinstance(value, str):
-            return self._hide_text(value, self._shielding.lookalikes(keep_markup))
+            plain = str.__str__(value)  # an enum's value
+            return self._hide_text(plain, self._shielding.lookalikes(keep_markup))
         if isinstance(value, Mapping):
             return {
                 self.hide(key, keep_markup=keep_markup): self.hide(item, keep_markup=keep_markup)
@@ -231,18 +250,36 @@ def encode_segments(
     `segments` has one. `at_start` says that nothing stands before the first segment.
     """
     parts, _ = _splice(segments, known)
-    reused, encoded_chars = len(parts), 0
-    for index in range(reused, len(segments)):
-        segment = segments[index]
+    reused = len(parts)
+    added, encoded_chars = _encoded(tokenizer, segments[reused:], at_start and reused == 0)
+    parts += added
+    offsets = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum([len(part.ids) for part in parts], out=offsets[1:])
+    return Encoding(_joined(parts), tuple(parts), offsets, reused, encoded_chars)
+
+
+def encode_after(tokenizer: Tokenizer, known: Encoding, segments: Sequence[Segment]) -> Encoding:
+    """All that is known and the ids of what follows it. Costs no more than that, but for copies."""
+    added, encoded_chars = _encoded(tokenizer, segments, not known.parts)
+    whole = known.followed_by(added, np.concatenate([known.ids, _joined(added)]))
+    whole.ids.flags.writeable = False
+    return replace(whole, encoded_chars=encoded_chars)
+
+
+def _encoded(
+    tokenizer: Tokenizer, segments: Sequence[Segment], at_start: bool
+) -> tuple[list[Encoded], int]:
+    """Segments with their ids, and how many characters went through the tokenizer."""
+    parts: list[Encoded] = []
+    encoded_chars = 0
+    for index, segment in enumerate(segments):
         if segment.special_id is not None:
             ids: Sequence[int] = (segment.special_id,)
         else:
             ids = tokenizer.encode_plain(segment.text, at_start=at_start and index == 0)
             encoded_chars += len(segment.text)
         parts.append(Encoded(segment, _frozen(ids)))
-    offsets = np.zeros(len(parts) + 1, np.int32)
-    np.cumsum([len(part.ids) for part in parts], out=offsets[1:])
-    return Encoding(_joined(parts), tuple(parts), offsets, reused, encoded_chars)
+    return parts, encoded_chars
 
 
 def reply_parts(tokenizer: Tokenizer, ids: Sequence[int] | IntArray) -> tuple[Encoded, ...]:

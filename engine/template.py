@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,16 @@ from agentcache.engine.messages import (
     checked_tools,
     strings,
 )
+from agentcache.engine.reply_forms import HERMES, BlockScan, CallForm, NotACall, form_for
 from agentcache.engine.reply_parser import ReplyForm
 from agentcache.engine.segments import Cut, Cutter, Segment, Shield, Shielding
+from agentcache.engine.stepwise_template import StepwiseRenderer
 from agentcache.errors import InvalidRequest, UnsupportedOption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agentcache.engine.stepwise_template import Run
     from agentcache.engine.tokenizer import Tokenizer
 
 __all__ = ["Chat", "ChatTemplate"]
@@ -39,6 +43,9 @@ _FAULTS = (
 )
 """What a template, which is foreign code, raises for messages it was not written for."""
 
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names that templates and callers know reasoning by; the first is the standard one."""
+
 _ODD_CHAR = "\ufdd0"
 """A character that stands for nothing, so that no text begins with it."""
 
@@ -48,14 +55,18 @@ _SPACED_JSON = '{"probe":  0}'
 class ChatTemplate:
     """The template of one tokenizer, with the arguments that every rendering gets."""
 
-    def __init__(self, tokenizer: Tokenizer, kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, kwargs: Mapping[str, Any], calls: CallForm | None = None
+    ) -> None:
         source = tokenizer.template_source
+        self._calls = calls or form_for(source or "", tokenizer.special_ids)
         self.cutter = Cutter(tokenizer.control_tokens)
         self._tokenizer = tokenizer
         self._kwargs = dict(kwargs)
         self._exists = source is not None
         self._roles = STANDARD_ROLES.union(re.findall(r"""['"]([a-z_]+)['"]""", source or ""))
         self._shielding = Shielding(tokenizer.control_tokens, source or "")
+        self._stepwise = StepwiseRenderer(tokenizer.source, self._kwargs, self._render_whole)
 
     def chat(self, messages: Any, tools: Any) -> Chat:
         """A checked list of messages, ready to be rendered.
@@ -67,18 +78,54 @@ class ChatTemplate:
                 "the tokenizer has no chat template; pass token ids to generate(), or set "
                 "tokenizer.chat_template to a Jinja template before loading"
             )
-        checked = checked_messages(messages, self._roles)
-        order = call_order(checked)
-        marks = tuple(place for place, i in enumerate(order) if checked[i].pop("mark", False))
+        checked, order, marks = self._in_order(messages, 0)
         schemas = checked_tools(tools)
         shield = Shield(self._shielding, strings([checked, schemas or []]))
-        shielded = [self._shielded(checked[i], shield) for i in order]
-        return Chat(self, shielded, shield.hide(schemas), shield, tuple(order), marks)
+        shielded = [self._shielded(message, shield) for message in checked]
+        return Chat(self, shielded, shield.hide(schemas), shield, order, marks)
+
+    def extended(self, chat: Chat, messages: Any) -> Chat | None:
+        """The chat with more messages, of which the first is a reply; keeps what is rendered of it.
+
+        None where a character that the messages hold stands for another one in the chat: then the
+        whole list has to be made a chat. Raises InvalidRequest for malformed messages.
+        """
+        checked, order, marks = self._in_order(messages, len(chat.messages))
+        if not chat.shield.covers(strings(checked)):
+            return None
+        return chat.longer([self._shielded(m, chat.shield) for m in checked], order, marks)
+
+    def _in_order(
+        self, messages: Any, first: int
+    ) -> tuple[list[dict[str, Any]], tuple[int, ...], tuple[int, ...]]:
+        """Checked messages in the order they are rendered, their indices, places with a mark."""
+        checked = checked_messages(messages, self._roles, first)
+        order = call_order(checked)
+        places = enumerate(order, first)
+        marks = tuple(place for place, i in places if checked[i].pop("mark", False))
+        return [checked[i] for i in order], tuple(first + i for i in order), marks
 
     def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        *,
+        reply_prompt: bool,
+        runs: list[Run] | None = None,
+    ) -> str:
+        """The text the template makes of messages; raises whatever the template raises.
+
+        runs: what is known of renderings of these very messages, used and added to.
+        """
+        if runs is not None:
+            text = self._stepwise.render(messages, tools, runs, reply_prompt=reply_prompt)
+            if text is not None:
+                return text
+        return self._render_whole(messages, tools, reply_prompt=reply_prompt)
+
+    def _render_whole(
         self, messages: Sequence[Mapping[str, Any]], tools: Any, *, reply_prompt: bool
     ) -> str:
-        """The text the template makes of messages; raises whatever the template raises."""
         return str(
             self._tokenizer.source.apply_chat_template(
                 list(messages),
@@ -100,17 +147,17 @@ class ChatTemplate:
 
     @cached_property
     def reply_form(self) -> ReplyForm:
-        """The white space this template puts around thinking and `<tool_call>` blocks."""
+        """The model's form of calls, and the white space this template puts around them and around
+        thinking."""
         thinking = self._probe_reply({"content": "said", "reasoning_content": "thought"})
         block = re.search(r"<think>(\s*)thought(\s*)</think>(\s*)said", thinking or "")
+        after_open, before_close, after_close = block.groups() if block else ("", "", "")
         call = _probe_call("{}" if self.takes_json_text else {})
         calling = self._probe_reply({"content": "said", "tool_calls": [call, call]})
-        blocks = re.search(
-            r"said(\s*)<tool_call>.*?</tool_call>(\s*)<tool_call>", calling or "", re.DOTALL
+        before, between, within = _around_calls(self._calls, calling or "")
+        return ReplyForm(
+            after_open, before_close, after_close, before, between, within, self._calls
         )
-        around_thinking = block.groups() if block else ("", "", "")
-        around_calls = blocks.groups() if blocks else ("", "")
-        return ReplyForm(*around_thinking, *around_calls)
 
     def _probe_reply(self, reply: Mapping[str, Any]) -> str | None:
         """What the template makes of a reply; None where it refuses it."""
@@ -132,7 +179,10 @@ class ChatTemplate:
         if "tool_calls" in message:
             calls = [self._fitting_call(call) for call in message["tool_calls"]]
             shielded["tool_calls"] = shield.hide(calls)
-        return shielded
+        reasoning = next((shielded[name] for name in _REASONING if name in shielded), None)
+        if reasoning is None:
+            return shielded
+        return {"thinking": reasoning, **shielded, "reasoning_content": reasoning}
 
     def _fitting_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """The call with its arguments in the form the template takes."""
@@ -164,14 +214,34 @@ class Chat:
         shield: Shield,
         order: tuple[int, ...],
         marks: tuple[int, ...],
+        runs: list[Run] | None = None,
     ) -> None:
         self.messages = messages
         self.order = order
         self.marks = marks
+        self.shield = shield
         self._template = template
         self._tools = tools
-        self._shield = shield
+        self._runs = runs if runs is not None else []
         self._texts: dict[tuple[int, bool], str] = {}
+
+    def longer(
+        self, messages: list[dict[str, Any]], order: tuple[int, ...], marks: tuple[int, ...]
+    ) -> Chat:
+        """The chat followed by messages in their order; what is rendered of it is known there."""
+        return Chat(
+            self._template,
+            [*self.messages, *messages],
+            self._tools,
+            self.shield,
+            (*self.order, *order),
+            (*self.marks, *marks),
+            [replace(run) for run in self._runs],
+        )
+
+    def forget_texts(self) -> None:
+        """Give up the texts of whole renderings, but not what a longer chat can use of them."""
+        self._texts.clear()
 
     def text(self, count: int | None = None, *, reply_prompt: bool = False) -> str:
         """The (shielded) rendering of the first `count` messages, all by default.
@@ -197,7 +267,7 @@ class Chat:
         """A rendering, or a piece of one, as segments whose texts are free of the shield."""
         cut = self._template.cutter.cut(text, after=after)
         shown = (
-            s if s.special_id is not None else Segment(self._shield.show(s.text))
+            s if s.special_id is not None else Segment(self.shield.show(s.text))
             for s in cut.segments
         )
         return Cut(tuple(shown), cut.stops)
@@ -235,7 +305,9 @@ class Chat:
         return header.rfind("<think>") > header.rfind("</think>")
 
     def _render(self, count: int, reply_prompt: bool) -> str:
-        return self._template.render(self.messages[:count], self._tools, reply_prompt=reply_prompt)
+        return self._template.render(
+            self.messages[:count], self._tools, reply_prompt=reply_prompt, runs=self._runs
+        )
 
     def _blame(self, count: int, reply_prompt: bool, error: Exception) -> int:
         """The place of the first message with which the template raises this very error."""
@@ -255,9 +327,28 @@ def _probe_call(arguments: Any) -> dict[str, Any]:
     return {"id": "call00000", "type": "function", "function": function}
 
 
+def _around_calls(calls: CallForm, text: str) -> tuple[str, str, tuple[str, str]]:
+    """White space before the first block of calls, between two, and within one."""
+    unknown = "", "", ("\n", "\n") if calls is HERMES else ("", "")
+    openers = "|".join(map(re.escape, calls.openers))
+    opened = re.search(rf"said(\s*)({openers})(\s*)", text)
+    if opened is None:
+        return unknown
+    try:
+        found = BlockScan(calls, opened.end(2), {}).result(text, ended=True)
+    except NotACall:
+        return unknown
+    assert found is not None
+    end = found[1]
+    closing = re.search(r"(\s*)<[^<>]*>$", text[opened.end(3) : end])
+    again = re.compile(rf"(\s*)(?:{openers})").match(text, end)
+    within = (opened[3], closing[1] if closing else "")
+    return opened[1], again[1] if again else "", within
+
+
 def common_len(a: str, b: str) -> int:
     """Length of the longest common beginning of two texts."""
     longest = min(len(a), len(b))
-    if a[:longest] == b[:longest]:
+    if a.startswith(b) or b.startswith(a):  # without a copy of either
         return longest
     return bisect_left(range(1, longest), True, key=lambda n: a[:n] != b[:n])

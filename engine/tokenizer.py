@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["REPLY_MARKUP", "ControlToken", "Detokenizer", "Tokenizer"]
 
-REPLY_MARKUP = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+REPLY_MARKUP = frozenset(
+    {
+        *("<think>", "</think>", "<tool_call>", "</tool_call>"),
+        *("<|tool_call|>", "<|/tool_call|>", "<TOOLCALL>", "</TOOLCALL>"),
+        *("<tool_calls>", "</tool_calls>", "<|tool_call_start|>", "<|tool_call_end|>"),
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    }
+)
 """Control tokens that are part of what a reply says; decoding never skips them."""
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")

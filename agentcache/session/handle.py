@@ -2,110 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
-from agentcache.engine.request import EngineResult, RequestSpec
-from agentcache.errors import (
-    InvalidRequest,
-    PromptTooLong,
-    RuntimeClosed,
-    SessionClosed,
-    UnknownTip,
-)
-from agentcache.events import Event
-from agentcache.session.miss import explain_miss
-from agentcache.session.options import (
-    CallOptions,
-    check_options,
-    grammar_of,
-    sampling_of,
-    seconds_of,
-)
-from agentcache.session.streams import TurnStream
-from agentcache.session.turn import Turn
-from agentcache.tree.key import Salt
+from agentcache.errors import RuntimeClosed, SessionClosed, UnknownTip
+from agentcache.session.calls import Calls
+from agentcache.session.host import Host, tell, tell_place
+from agentcache.session.options import CallOptions, seconds_of
+from agentcache.session.recording import tell_closed
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from agentcache.cache import SessionRef
-    from agentcache.clock import Clock
     from agentcache.engine.chat import Message
-    from agentcache.engine.loop import Submission
-    from agentcache.engine.tokenizer import Tokenizer
-    from agentcache.events import EventName, Events
     from agentcache.session.history import History, SessionTip
-    from agentcache.session.prompts import Prompt, PromptBuilder
-    from agentcache.sessions.registry import Registry, SessionRecord
-    from agentcache.tree.key import Namespace
-    from agentcache.tree.radix_tree import Salts
+    from agentcache.session.prompts import Prompt
+    from agentcache.session.streams import TurnStream
+    from agentcache.session.turn import Turn
+    from agentcache.sessions.registry import SessionRecord
     from agentcache.types import IntArray
 
-__all__ = ["Host", "Session"]
+__all__ = ["Session"]
 
-T = TypeVar("T")
 Tools = Sequence[Mapping[str, Any]]
-
-
-class Marks(Protocol):
-    """Where the tips of sessions stand in the cache; on the engine thread only."""
-
-    def stand_again(self, ref: SessionRef) -> SessionRef:
-        """One more mark where another one is, or at what is left of its path."""
-        ...
-
-    def expect(self, seconds: float, *refs: SessionRef) -> None:
-        """Their session is expected back in about that many seconds."""
-        ...
-
-    def leave(self, *refs: SessionRef) -> None:
-        """Give marks up."""
-        ...
-
-
-class Host(Protocol):
-    """What a session needs of its runtime."""
-
-    prompts: PromptBuilder
-    tokenizer: Tokenizer
-    registry: Registry[History]
-    marks: Marks
-    events: Events
-    end_id: int | None
-    verify: bool | float
-    exact: bool
-    clock: Clock
-
-    @property
-    def max_len(self) -> int:
-        """Most tokens of prompt and reply together."""
-        ...
-
-    def namespace(
-        self, tenant: str | None, shared_head: bool = False, exact: bool = False
-    ) -> Namespace:
-        """Who may share what with whom."""
-        ...
-
-    def submit(self, spec: RequestSpec) -> Submission:
-        """Queue a request on the engine thread."""
-        ...
-
-    def on_engine(self, function: Callable[[], T]) -> T:
-        """Run a function on the engine thread and wait for it."""
-        ...
-
-    def on_engine_later(self, function: Callable[[], None]) -> None:
-        """Run a function on the engine thread some time soon."""
-        ...
 
 
 class Session:
@@ -124,6 +48,7 @@ class Session:
     ) -> None:
         self._host = host
         self._record = record
+        self._calls = Calls(host, record)
         self._detached = False
         # Nobody can ask for a session again whose id nobody was told: it ends with its handle.
         self._collect = weakref.finalize(self, _collect, host, record) if is_unnamed else None
@@ -131,7 +56,7 @@ class Session:
             self._collect.atexit = False
         if not record.announced:
             record.announced = True
-            _tell(host, record, "open")
+            tell(host, record, "open")
 
     @overload
     def chat(
@@ -169,7 +94,7 @@ class Session:
         Raises SessionClosed, AmbiguousTip, UnknownTip, HistoryMismatch; InvalidRequest for messages
         the model's template refuses; PromptTooLong, RequestTooLarge.
         """
-        return self._run(lambda: self._chat_prompt(new, tools, tip), options, stream)
+        return self._calls.run(lambda: self._chat_prompt(new, tools, tip), options, stream)
 
     async def achat(
         self,
@@ -181,7 +106,7 @@ class Session:
         **options: Unpack[CallOptions],
     ) -> Turn | TurnStream:
         """`chat` for async callers; cancelling the task stops the work within a step."""
-        return await self._arun(lambda: self._chat_prompt(new, tools, tip), options, stream)
+        return await self._calls.arun(lambda: self._chat_prompt(new, tools, tip), options, stream)
 
     @overload
     def complete(
@@ -217,7 +142,7 @@ class Session:
         Goes on from the tip that shares the longest prefix, or from `tip`; where the list was
         edited, from the last boundary before the edit. Raises as `chat`.
         """
-        return self._run(lambda: self._list_prompt(messages, tools, tip), options, stream)
+        return self._calls.run(lambda: self._list_prompt(messages, tools, tip), options, stream)
 
     async def acomplete(
         self,
@@ -229,7 +154,9 @@ class Session:
         **options: Unpack[CallOptions],
     ) -> Turn | TurnStream:
         """`complete` for async callers."""
-        return await self._arun(lambda: self._list_prompt(messages, tools, tip), options, stream)
+        return await self._calls.arun(
+            lambda: self._list_prompt(messages, tools, tip), options, stream
+        )
 
     @overload
     def generate(
@@ -261,7 +188,7 @@ class Session:
 
         Raises InvalidRequest for an empty prompt or ids outside the vocabulary; else as `chat`.
         """
-        return self._run(lambda: self._ids_prompt(ids, tip), options, stream)
+        return self._calls.run(lambda: self._ids_prompt(ids, tip), options, stream)
 
     async def agenerate(
         self,
@@ -272,7 +199,7 @@ class Session:
         **options: Unpack[CallOptions],
     ) -> Turn | TurnStream:
         """`generate` for async callers."""
-        return await self._arun(lambda: self._ids_prompt(ids, tip), options, stream)
+        return await self._calls.arun(lambda: self._ids_prompt(ids, tip), options, stream)
 
     def fork(self, id: str | None = None, *, tip: int | None = None) -> Session:
         """A new session that stands where this one does; shares everything, copies nothing.
@@ -287,7 +214,7 @@ class Session:
             ref = self._hold(source)
             child.stand_at(None, source, ref)
             forked = Session(self._host, child)
-            _tell_place(self._host, child, ref)
+            tell_place(self._host, child, ref)
             return forked
         return Session(self._host, child)
 
@@ -310,7 +237,7 @@ class Session:
             raise
         self._leave(left)
         if ref is not None:
-            _tell_place(self._host, record, ref)
+            tell_place(self._host, record, ref)
 
     def _hold(self, tip: SessionTip) -> SessionRef:
         """A mark where a tip stands, or at what is left of its path."""
@@ -389,7 +316,7 @@ class Session:
         with suppress(RuntimeClosed):  # then the marks are gone with the cache they were in
             self._leave(refs)
         if was_open:
-            _tell(self._host, self._record, "close")
+            tell_closed(self._host, self._record)
 
     def detach(self) -> None:
         """Keep the session for `rt.session(id)`, also past the end of a `with` block."""
@@ -432,133 +359,6 @@ class Session:
         named = self._record.tip(tip)
         return () if named is None else (named,)
 
-    def _run(
-        self, make: Callable[[], Prompt], options: CallOptions, stream: bool
-    ) -> Turn | TurnStream:
-        if stream:
-            return self._stream(make, options)
-        submission = self._submit(make, options, None)
-        try:
-            turn: Turn = submission.future.result()
-        except BaseException:
-            submission.cancel()
-            raise
-        return turn
-
-    async def _arun(
-        self, make: Callable[[], Prompt], options: CallOptions, stream: bool
-    ) -> Turn | TurnStream:
-        if stream:
-            return self._stream(make, options)
-        submission = self._submit(make, options, None)
-        try:
-            turn: Turn = await asyncio.wrap_future(submission.future)
-        except BaseException:
-            submission.cancel()
-            raise
-        return turn
-
-    def _stream(self, make: Callable[[], Prompt], options: CallOptions) -> TurnStream:
-        stream = TurnStream()
-        submission = self._submit(make, options, stream)
-        stream.attach(submission.future, submission.cancel)
-        return stream
-
-    def _submit(
-        self, make: Callable[[], Prompt], options: CallOptions, stream: TurnStream | None
-    ) -> Submission:
-        """Make the prompt and queue the call; time to first token counts from here."""
-        begun_at = self._host.clock.now()
-        check_options(options)
-        prompt = make()
-        if stream is not None:
-            stream.expect(self._host.prompts.reply_reader(prompt))
-        record, tip = self._record, prompt.tip
-        replay = self._replay_ids(prompt, options)
-        self._check_len(prompt, replay, options)
-        verify, exact = options.get("verify"), options.get("exact")
-        exact = self._host.exact if exact is None else exact
-        spec = RequestSpec(
-            prompt=prompt.ids,
-            namespace=self._host.namespace(record.tenant, record.shared_head, exact).digest(),
-            exact=exact,
-            tenant=record.tenant,
-            sampling=sampling_of(options, self._host.max_len - len(prompt.ids)),
-            begun_at=begun_at,
-            finish=partial(self._finish, prompt),
-            structural=prompt.structural,
-            passing=prompt.passing,
-            after=tip.ref if tip is not None else None,
-            salts=_salts(prompt, record),
-            known_len=prompt.known_len,
-            replay=replay,
-            stepwise=options.get("stepwise", False),
-            return_logits=options.get("return_logits", False),
-            verify=self._host.verify if verify is None else verify,
-            grammar=grammar_of(options),
-            priority=record.priority,
-            session=record.id,
-            emit=None if stream is None else stream.emit,
-        )
-        return self._host.submit(spec)
-
-    def _replay_ids(self, prompt: Prompt, options: CallOptions) -> IntArray | None:
-        replay = options.get("replay")
-        if replay is None:
-            if options.get("stepwise"):
-                raise InvalidRequest("stepwise=True says how to absorb replay=; give a replay too")
-            return None
-        return self._host.prompts.replay_ids(replay, prompt, self._host.end_id)
-
-    def _check_len(self, prompt: Prompt, replay: IntArray | None, options: CallOptions) -> None:
-        """A reply may end early where the model's limit is, but it has to be able to begin."""
-        least = int(options.get("max_new_tokens", 256) != 0)
-        total = len(prompt.ids) + (least if replay is None else len(replay))
-        if total > self._host.max_len:
-            raise PromptTooLong(total, self._host.max_len)
-
-    def _finish(self, prompt: Prompt, result: EngineResult) -> Turn:
-        """Make the turn and move the session on. On the engine thread."""
-        host = self._host
-        message = host.prompts.parse_reply(prompt, result.text)
-        history = self._history(prompt, result, message)
-        tip, leaving = self._record.advance(prompt.tip, prompt.shared_len, history, result.ref)
-        host.marks.leave(*leaving)
-        if tip is not None:
-            _tell_place(host, self._record, result.ref)
-        self._record.count(result.usage.prompt_tokens, result.usage.cached_tokens)
-        return Turn(
-            ids=result.ids,
-            text=result.text,
-            message=message,
-            finish_reason=result.finish_reason,
-            tip=None if tip is None else tip.number,
-            index=1 if tip is None else tip.index,
-            usage=result.usage,
-            explain=partial(explain_miss, prompt, result.match, host.prompts, host.tokenizer),
-            verify=result.verify,
-            logits=result.logits,
-            logprobs=result.logprobs,
-        )
-
-    def _history(self, prompt: Prompt, result: EngineResult, message: Message) -> History:
-        """The trajectory after the turn; a reply cut by a stop string ends where its text does."""
-        prompts = self._host.prompts
-        frontier = result.ref.frontier.node.end
-        if result.finish_reason == "prefill":
-            return prompts.extend(prompt, result.ids, frontier, None)
-        reply = result.ids
-        if result.stop_string is not None:
-            reply = prompts.cut_ids(reply, result.text)
-        return prompts.extend(prompt, reply, frontier, copy.deepcopy(dict(message)))
-
-
-def _salts(prompt: Prompt, record: SessionRecord[History]) -> Salts:
-    """What keeps the tail behind a shared head to the session's own tenant."""
-    if not record.shared_head:
-        return ()
-    return ((prompt.head_len, Salt(at=prompt.head_len, tenant=record.tenant).digest()),)
-
 
 def _collect(host: Host, record: SessionRecord[History]) -> None:
     """Close a session whose handle was dropped; on whatever thread that happens to be."""
@@ -569,19 +369,4 @@ def _collect(host: Host, record: SessionRecord[History]) -> None:
         with suppress(RuntimeClosed):
             host.on_engine_later(lambda: host.marks.leave(*refs))
     if was_open:
-        _tell(host, record, "close")
-
-
-def _tell_place(host: Host, record: SessionRecord[History], ref: SessionRef) -> None:
-    """Tell listeners where a session stands now."""
-    node = ref.frontier.node
-    _tell(host, record, "move", key=node.id, boundary=node.end)
-
-
-def _tell(
-    host: Host, record: SessionRecord[History], name: EventName, key: int = -1, boundary: int = 0
-) -> None:
-    """Tell listeners what became of a session."""
-    host.events.emit(
-        Event(name, key=key, boundary=boundary, session=record.id, tenant=record.tenant)
-    )
+        tell_closed(host, record)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agentcache.engine.chat import Message
-    from agentcache.engine.segments import Encoded
+    from agentcache.engine.segments import Encoded, Encoding
+    from agentcache.engine.template import Chat
     from agentcache.types import IntArray
 
 __all__ = ["History", "SessionTip", "TokenLog"]
@@ -75,26 +76,34 @@ class TokenLog:
         return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class History:
     """A trajectory up to the end of a turn.
 
     tokens: all of them. frontier: how many of them the tree held when the turn ended. Where it was
-    made of messages: parts are its segments with their ids, messages the list, with the reply if
-    has_reply, ends and head_len what is known of their places. Made of ids, parts is None.
+    made of messages: encoding has its segments with their ids, messages the list, with the reply
+    if has_reply and num_calls tool calls, ends and head_len what is known of their places, chat the
+    list without the reply as it was rendered. Made of ids, encoding is None.
     """
 
     tokens: TokenLog
     frontier: int
     head_len: int = 0
-    parts: tuple[Encoded, ...] | None = None
+    encoding: Encoding | None = None
     messages: tuple[Message, ...] = ()
     has_reply: bool = False
     tools: tuple[Mapping[str, Any], ...] | None = None
     ends: tuple[int, ...] | None = None
+    chat: Chat | None = None
+    num_calls: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def parts(self) -> tuple[Encoded, ...]:
+        """Its segments with their ids; none where it was made of ids."""
+        return () if self.encoding is None else self.encoding.parts
 
     @property
     def ids(self) -> IntArray:

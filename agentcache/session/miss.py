@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from agentcache.session.turn import MissReason, MissReport
@@ -29,10 +30,11 @@ def explain_miss(
     if len(prompt.ids) - match.boundary <= FEW_TOKENS and not prompt.leaves_tip:
         return None
     at, reason = _reason(prompt, match)
+    message = builder.message_at(prompt, at)
     known = prompt.tip.history.ids if prompt.tip is not None else prompt.ids[:0]
     return MissReport(
         at_token=at,
-        message=builder.message_at(prompt, at),
+        message=message,
         reason=reason,
         vetoed_by=match.vetoed_by,
         kv_len=match.lens.get(Kind.FULL, 0),
@@ -42,7 +44,27 @@ def explain_miss(
         got=tokenizer.decode(prompt.ids[at : at + _SHOWN].tolist()),
         evicted_at=_evicted_at(prompt) if reason == "evicted" else None,
         fallback=prompt.rendered.fallback if prompt.rendered is not None else None,
+        line=_changed_line(prompt, message) if reason == "diverged" else None,
     )
+
+
+def _changed_line(prompt: Prompt, message: tuple[int, str] | None) -> tuple[int, str] | None:
+    """The first line of a message's content that is another one than in the tip's history."""
+    if message is None or prompt.tip is None:
+        return None
+    index, role = message
+    both = [
+        messages[index] if index < len(messages) else {}
+        for messages in (prompt.tip.history.messages, prompt.messages)
+    ]
+    contents = [one.get("content") for one in both if one.get("role") == role]
+    texts = [content.split("\n") for content in contents if isinstance(content, str)]
+    if len(texts) < 2:
+        return None
+    for number, (was, now) in enumerate(zip_longest(*texts, fillvalue=""), start=1):
+        if was != now:
+            return number, now
+    return None
 
 
 def _reason(prompt: Prompt, match: Match) -> tuple[int, MissReason]:

@@ -30,8 +30,10 @@ class CallOptions(TypedDict, total=False):
     logit_bias: by id, what to add to its logit, from -100 to 100.
     stop: a text, or several, at which the reply ends; it is in the turn's ids, not in its text.
     json_schema: a schema, as a dict or as text: the reply is JSON that it allows. regex: the whole
-        reply matches it (Rust's syntax; no look-around). The reply ends where nothing can follow;
-        if max_new_tokens comes first, it is cut. Needs `pip install 'agentcache[grammar]'`.
+        reply matches it (Rust's syntax; no look-around). lark: it is what a grammar allows, in
+        llguidance's form of Lark, such as `Runtime.tool_call_grammar` makes. The reply ends where
+        nothing can follow; if max_new_tokens comes first, it is cut. Needs
+        `pip install 'agentcache[grammar]'`.
     return_logits: keep the distribution of each output id in `turn.logits`.
     logprobs: True gives `turn.logprobs`, one `TokenLogprob` per output id, of recorded ones too;
         top_logprobs, up to 20, names the likeliest ids beside it.
@@ -58,6 +60,7 @@ class CallOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None
     json_schema: Mapping[str, Any] | str | None
     regex: str | None
+    lark: str | None
     return_logits: bool
     logprobs: bool
     top_logprobs: int
@@ -118,22 +121,29 @@ def _bias_of(options: CallOptions) -> tuple[tuple[int, float], ...]:
     return tuple(pairs.items())
 
 
+_GRAMMARS = ("json_schema", "regex", "lark")
+
+
 def grammar_of(options: CallOptions) -> Grammar | None:
     """What the reply is kept to. Raises InvalidRequest for two at once, or beside a replay."""
-    schema, regex = options.get("json_schema"), options.get("regex")
-    if schema is None and regex is None:
+    given = [name for name in _GRAMMARS if options.get(name) is not None]
+    if not given:
         return None
-    if schema is not None and regex is not None:
-        raise InvalidRequest("json_schema and regex are both given; a reply can follow one of them")
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(given)} are both given; a reply can follow one of them"
+        )
     if options.get("replay") is not None:
         raise InvalidRequest(
             "a grammar says how to sample, and replay= is taken as it is; leave one of them out"
         )
-    if regex is not None:
-        if not isinstance(regex, str) or not regex:
-            raise InvalidRequest(f"regex is {regex!r}; give a text of at least one character")
-        return Grammar("regex", regex)
-    return Grammar("json_schema", _schema_text(schema))
+    schema = options.get("json_schema")
+    if schema is not None:
+        return Grammar("json_schema", _schema_text(schema))
+    text = options.get("regex") if given[0] == "regex" else options.get("lark")
+    if not isinstance(text, str) or not text:
+        raise InvalidRequest(f"{given[0]} is {text!r}; give a text of at least one character")
+    return Grammar("regex" if given[0] == "regex" else "lark", text)
 
 
 def _schema_text(schema: Mapping[str, Any] | str | None) -> str:

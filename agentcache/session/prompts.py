@@ -13,13 +13,16 @@ from agentcache.engine.messages import same_prefix
 from agentcache.engine.tokenizer import Detokenizer, Tokenizer
 from agentcache.errors import HistoryMismatch, InvalidRequest
 from agentcache.session.history import History, TokenLog
+from agentcache.session.pinning import pinned_tools, same_tools
 from agentcache.tree.key import common_prefix_len
 
 if TYPE_CHECKING:
-    from agentcache.engine.chat import ChatFormat, Message, Rendered
+    from agentcache.engine.chat import ChatFormat, Message, Rendered, Tools
     from agentcache.engine.reply_parser import ReplyReader
+    from agentcache.engine.response_template import ResponseTemplateReader
     from agentcache.engine.segments import Encoding
     from agentcache.session.history import SessionTip
+    from agentcache.session.pinning import Volatile
     from agentcache.types import IntArray
 
 __all__ = ["Prompt", "PromptBuilder"]
@@ -30,7 +33,8 @@ class Prompt:
     """A prompt and how it relates to the tip it goes on from.
 
     shared_len: tokens it has in common with the tip's history. structural: lengths worth a
-    checkpoint that others may share. passing: the same for this trajectory alone.
+    checkpoint that others may share. passing: the same for this trajectory alone. num_calls: tool
+    calls in its messages.
     """
 
     ids: IntArray
@@ -43,11 +47,19 @@ class Prompt:
     rendered: Rendered | None = None
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] | None = None
+    num_calls: int = 0
 
     @property
     def in_thinking(self) -> bool:
         """Whether the reply header has opened a block of reasoning."""
         return self.rendered is not None and self.rendered.in_thinking
+
+    @property
+    def reply_header(self) -> str | None:
+        """The text that asks for the reply; None where the prompt was given in ids."""
+        if self.rendered is None:
+            return None
+        return "".join(s.text for s in self.rendered.segments[self.rendered.reply_start :])
 
     @property
     def known_len(self) -> int:
@@ -64,12 +76,22 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Makes prompts. Stateless but for the format; used on callers' threads."""
+    """Makes prompts. Stateless but for the format; used on callers' threads.
 
-    def __init__(self, chat_format: ChatFormat, tokenizer: Tokenizer, vocab_size: int) -> None:
+    volatile: what lines of a system prompt match whose text may change from call to call.
+    """
+
+    def __init__(
+        self,
+        chat_format: ChatFormat,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        volatile: Volatile | None = None,
+    ) -> None:
         self._format = chat_format
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._volatile = volatile
 
     def from_ids(self, ids: Sequence[int] | IntArray, tips: Iterable[SessionTip]) -> Prompt:
         """A whole prompt in ids. Raises InvalidRequest for none, or ids outside the vocabulary."""
@@ -84,36 +106,37 @@ class PromptBuilder:
     def from_messages(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Tools | None,
         tips: Sequence[SessionTip],
     ) -> Prompt:
         """A whole list: ids of what is equal to a tip's history are the tip's own."""
-        messages = own_messages(messages)
+        messages = listed(messages)
+        tools = pinned_tools(tools, [tip.history.tools for tip in tips])
+        if self._volatile is not None:
+            messages = self._volatile.pinned(messages, [tip.history.messages for tip in tips])
         extended = self._extended(messages, tools, tips)
         if extended is not None:
             return self.from_new(messages[len(extended.history.messages) :], tools, extended)
-        return self._whole(messages, tools, tips)
+        return self._whole(copy.deepcopy(messages), tools, tips)
 
     def _whole(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Tools | None,
         tips: Sequence[SessionTip],
     ) -> Prompt:
         """The list rendered as a whole, with the ids of the tip that shares most of it."""
         rendered = self._format.render(messages, tools)
-        encodings = [
-            self._format.encode(rendered.segments, tip.history.parts or ()) for tip in tips
-        ] or [self._format.encode(rendered.segments)]
+        encodings = [self._format.encode(rendered.segments, tip.history.parts) for tip in tips] or [
+            self._format.encode(rendered.segments)
+        ]
         encoding = max(encodings, key=lambda encoding: encoding.offset(encoding.reused))
         tip, shared = _closest(encoding.ids, tips)
         return self._prompt(rendered, encoding, tip, shared, messages, tools)
 
     @staticmethod
     def _extended(
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        tips: Sequence[SessionTip],
+        messages: Sequence[Message], tools: Tools | None, tips: Sequence[SessionTip]
     ) -> SessionTip | None:
         """The tip with the longest history that the list says again, spelled its way, and goes on
         from: arguments may come back respelled, reasoning left out, tool results reordered."""
@@ -122,7 +145,7 @@ class PromptBuilder:
             for tip in tips
             if tip.history.has_reply
             and 0 < len(tip.history.messages) < len(messages)
-            and _same_tools(tools, tip.history.tools)
+            and same_tools(tools, tip.history.tools)
             and same_prefix(tip.history.messages, messages)
         ]
         return max(fit, key=lambda tip: len(tip.history.messages), default=None)
@@ -130,28 +153,29 @@ class PromptBuilder:
     def from_new(
         self,
         new: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Tools | None,
         tip: SessionTip | None,
     ) -> Prompt:
         """Messages to append to a tip's. Raises HistoryMismatch where the tip was made of ids."""
-        new = own_messages(new)
         if tip is None:
             return self.from_messages(new, tools, ())
+        new = copy.deepcopy(listed(new))
         history = tip.history
-        if history.parts is None:
+        if history.encoding is None:
             raise HistoryMismatch(
                 "this history was made by generate() and has no messages; go on with generate(), "
                 "or give the whole list to complete()"
             )
-        tools = history.tools if tools is None else tools
-        if not history.has_reply or not _same_tools(tools, history.tools):
+        tools = history.tools if tools is None else pinned_tools(tools, [history.tools])
+        if not history.has_reply or not same_tools(tools, history.tools):
             return self._whole([*history.messages, *new], tools, (tip,))
         *before, reply = history.messages
         rendered = self._format.continue_history(
-            history.parts, before, reply, new, tools, ends=history.ends
+            history.parts, before, reply, new, tools, ends=history.ends, known=history.chat
         )
-        encoding = self._format.encode(rendered.segments, history.parts)
-        shared = common_prefix_len(encoding.ids, history.ids)
+        encoding = self._format.encode_on(rendered, history.encoding)
+        goes_on = rendered.goes_on
+        shared = len(history) if goes_on else common_prefix_len(encoding.ids, history.ids)
         return self._prompt(rendered, encoding, tip, shared, [*history.messages, *new], tools)
 
     def _prompt(
@@ -161,8 +185,12 @@ class PromptBuilder:
         tip: SessionTip | None,
         shared: int,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Tools | None,
     ) -> Prompt:
+        if rendered.goes_on and tip is not None:
+            num_calls = tip.history.num_calls + _num_calls(messages[len(tip.history.messages) :])
+        else:
+            num_calls = _num_calls(messages)
         head = self._head_len(rendered, encoding, tip, shared, messages, tools)
         reply_start = encoding.offset(rendered.reply_start)
         end = min(reply_start, len(encoding.ids) - 1)
@@ -177,7 +205,8 @@ class PromptBuilder:
             encoding=encoding,
             rendered=rendered,
             messages=tuple(messages),
-            tools=None if tools is None else tuple(copy.deepcopy(list(tools))),
+            tools=_own_tools(tools, tip),
+            num_calls=num_calls,
         )
 
     def _head_len(
@@ -187,7 +216,7 @@ class PromptBuilder:
         tip: SessionTip | None,
         shared: int,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Tools | None,
     ) -> int:
         """Where system and tools end; the tip knows, unless the prompt leaves it before."""
         if tip is not None and 0 < tip.history.head_len <= shared:
@@ -211,17 +240,21 @@ class PromptBuilder:
         end = [] if end_id is None else [end_id]
         return np.concatenate([ids, np.array(end, dtype=np.int32)])
 
-    def reply_reader(self, prompt: Prompt) -> ReplyReader:
+    def reply_reader(self, prompt: Prompt) -> ReplyReader | ResponseTemplateReader:
         """Reads the message out of the reply's text as it grows."""
         return self._format.reply_reader(
-            in_thinking=prompt.in_thinking, first_call=_num_calls(prompt.messages)
+            in_thinking=prompt.in_thinking,
+            first_call=prompt.num_calls,
+            tools=prompt.tools,
+            header=prompt.reply_header,
         )
 
-    def parse_reply(self, prompt: Prompt, text: str) -> dict[str, Any]:
-        """The message that the whole reply's text stands for."""
-        return self._format.parse_reply(
-            text, in_thinking=prompt.in_thinking, first_call=_num_calls(prompt.messages)
-        )
+    def read_reply(self, prompt: Prompt, text: str) -> ReplyReader | ResponseTemplateReader:
+        """The message that the whole reply's text stands for, read to its end."""
+        reader = self.reply_reader(prompt)
+        reader.push(text)
+        reader.finish()
+        return reader
 
     def cut_ids(self, ids: IntArray, text: str) -> IntArray:
         """Ids of a reply that a stop string cut down to `text`.
@@ -253,19 +286,21 @@ class PromptBuilder:
             # Without a reply, its header is no part of the conversation.
             stop = prompt.rendered.reply_start
             tokens = _log(prompt, prompt.encoding.offset(stop), reply)
-            parts = prompt.encoding.parts[:stop]
+            encoding = prompt.encoding.first(stop)
         else:
             tokens = _log(prompt, len(prompt.ids), reply)
-            parts = (*prompt.encoding.parts, *self._format.reply_parts(reply))
+            encoding = prompt.encoding.followed_by(self._format.reply_parts(reply), tokens.ids)
         return History(
             tokens=tokens,
             frontier=min(frontier, len(tokens)),
             head_len=prompt.head_len,
-            parts=parts,
+            encoding=encoding,
             messages=prompt.messages if message is None else (*prompt.messages, message),
             has_reply=message is not None,
             tools=prompt.tools,
             ends=prompt.rendered.ends,
+            chat=None if message is None else prompt.rendered.chat,
+            num_calls=prompt.num_calls + (0 if message is None else _num_calls([message])),
         )
 
     def message_at(self, prompt: Prompt, token: int) -> tuple[int, str] | None:
@@ -302,25 +337,25 @@ def check_ids(ids: Sequence[int] | IntArray, vocab_size: int) -> IntArray:
     return array.astype(np.int32)
 
 
-def own_messages(messages: Sequence[Message]) -> list[Message]:
-    """Copies that stay as they are, whatever the caller does to its own afterwards.
-
-    Raises InvalidRequest for no list, or none in it.
-    """
+def listed(messages: Sequence[Message]) -> list[Message]:
+    """The messages as a list. Raises InvalidRequest for no list, or none in it."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise InvalidRequest(
             f"messages is a {type(messages).__name__}; give a list of dicts with role and content"
         )
-    own = copy.deepcopy(list(messages))
+    own = list(messages)
     if not own:
         raise InvalidRequest("the list of messages is empty; give at least one message")
     return own
 
 
-def _same_tools(
-    a: Sequence[Mapping[str, Any]] | None, b: Sequence[Mapping[str, Any]] | None
-) -> bool:
-    return list(a or ()) == list(b or ())
+def _own_tools(tools: Tools | None, tip: SessionTip | None) -> tuple[Mapping[str, Any], ...] | None:
+    """Tools that stay as they are, whatever the caller does to its own afterwards."""
+    if tools is None:
+        return None
+    if tip is not None and tools is tip.history.tools:
+        return tip.history.tools
+    return tuple(copy.deepcopy(list(tools)))
 
 
 def _log(prompt: Prompt, stop: int, reply: IntArray) -> TokenLog:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from agentcache.engine.reply_parser import ReplyReader
+    from agentcache.engine.response_template import ResponseTemplateReader
     from agentcache.session.turn import Turn
 
 __all__ = ["Delta", "TurnStream"]
@@ -51,13 +52,13 @@ class TurnStream:
     """
 
     def __init__(self) -> None:
-        self._reader: ReplyReader | None = None
+        self._reader: ReplyReader | ResponseTemplateReader | None = None
         self._feed = _Feed()
         self._future: Future[Turn] | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._done = False
 
-    def expect(self, reader: ReplyReader) -> None:
+    def expect(self, reader: ReplyReader | ResponseTemplateReader) -> None:
         """Say, before the call begins, how its text is to be read."""
         self._reader = reader
 

@@ -39,6 +39,7 @@ class MissReport:
     expected, got: texts around the point, of the history and of the prompt.
     evicted_at: when the state left, on the runtime's clock.
     fallback: why a continued history had to be rendered as a whole, where the template forced it.
+    line: (number from 1, text) of the line of that message's content that is not what it was.
     """
 
     at_token: int
@@ -52,6 +53,7 @@ class MissReport:
     evicted_at: float | None = None
     fallback: str | None = None
     window_len: int = 0
+    line: tuple[int, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
@@ -70,11 +72,13 @@ class MissReport:
                 raise TypeError(f"{name} is {getattr(report, name)!r}")
         if report.reason not in get_args(MissReason):
             raise TypeError(f"reason is {report.reason!r}")
-        if report.message is None:
-            return report
-        if [type(part) for part in report.message] != [int, str]:
-            raise TypeError(f"message is {report.message!r}")
-        return replace(report, message=(*report.message,))
+        pairs: dict[str, Any] = {}
+        for name in ("message", "line"):
+            pair = getattr(report, name)
+            if pair is not None and [type(part) for part in pair] != [int, str]:
+                raise TypeError(f"{name} is {pair!r}")
+            pairs[name] = pair if pair is None else (*pair,)
+        return replace(report, **pairs)
 
     def __str__(self) -> str:
         """The report in words.
@@ -98,7 +102,7 @@ class MissReport:
             was, now = _quoted(self.expected), _quoted(self.got)
             return (
                 f"The prompt leaves the session's history at {where}: {was} was there, "
-                f"{now} is now."
+                f"{now} is now.{self._line()}"
             )
         if self.reason == "evicted":
             at = "" if self.evicted_at is None else f" at {self.evicted_at:.1f} s"
@@ -106,6 +110,11 @@ class MissReport:
         if self.reason == "new":
             return f"All that is known ends at {where}." if self.at_token else "Nothing is known."
         return f"The tokens are known up to {where}, but {_LACKING[self.reason]}."
+
+    def _line(self) -> str:
+        if self.line is None:
+            return ""
+        return f" The line that differs is line {self.line[0]}: {_quoted(self.line[1])}."
 
     def _lens(self) -> str:
         """How far each kind reaches, where they differ."""
@@ -136,6 +145,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "evicted_at": (int, float, NoneType),
     "fallback": (str, NoneType),
     "window_len": (int,),
+    "line": (list, NoneType),
 }
 
 _LACKING = {
@@ -163,6 +173,7 @@ class Turn:
     reply in OpenAI form. tip, index: where the session stands now, and after how many turns; tip is
     None on a session that was closed meanwhile. logits: [T, vocab], the distribution each output id
     was taken from, if asked for. logprobs: how likely the model held each output id, if asked for.
+    malformed_calls: texts in the message's content that begin as tool calls and are none.
     """
 
     ids: IntArray
@@ -176,6 +187,7 @@ class Turn:
     verify: VerifyResult | None = None
     logits: torch.Tensor | None = field(default=None, repr=False)
     logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
+    malformed_calls: tuple[str, ...] = ()
 
     @cached_property
     def miss(self) -> MissReport | None:

@@ -79,7 +79,7 @@ def test_exact_turns_say_the_same_too(runtime: Runtime) -> None:
 
 
 WINDOW = 512
-FACTS = " ".join(f"Town number {n} has {3 * n + 7} houses and {n + 2} trees." for n in range(60))
+FACTS = " ".join(f"Town number {n} has {3 * n + 7} houses and {n + 2} trees." for n in range(72))
 PARTS = (
     f"{FACTS}\nThe capital of France is Paris. The capital of Italy is",
     "\nThe largest city of Spain is",

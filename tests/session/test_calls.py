@@ -629,4 +629,4 @@ def test_background_share_of_verification_is_counted(make_runtime) -> None:  # t
     runtime = make_runtime(verify=1.0)
     turn = runtime.session().chat([user("Hi")], max_new_tokens=2)
     assert turn.verify is None
-    assert runtime.stats()["verify"] == {"calls": 1, "failed": 0}
+    assert runtime.stats()["verify"] == {"calls": 1, "failed": 0, "dropped": 0}

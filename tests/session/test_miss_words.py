@@ -154,6 +154,7 @@ REPORTS = st.builds(
     evicted_at=st.none() | st.floats(0, 1e9),
     fallback=st.none() | TEXTS,
     window_len=st.integers(0, 10**6),
+    line=st.none() | st.tuples(st.integers(1, 99), TEXTS),
 )
 
 
@@ -166,12 +167,13 @@ def test_report_comes_back_from_json_and_says_the_same(report: MissReport) -> No
     assert str(report)[0].isupper()
 
 
-def test_json_has_every_field_and_older_ones_may_lack_the_window() -> None:
+def test_json_has_every_field_and_older_ones_may_lack_later_ones() -> None:
     values = REPORT.to_json()
     assert set(values) == {field.name for field in fields(MissReport)}
     assert values["message"] == [2, "tool"]
-    del values["window_len"]
+    del values["window_len"], values["line"]
     assert MissReport.from_json(values).window_len == 0
+    assert MissReport.from_json(values).line is None
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,8 @@ def test_json_has_every_field_and_older_ones_may_lack_the_window() -> None:
         ({"message": "user"}, "message is 'user'"),
         ({"message": [3]}, "message is"),
         ({"message": ["3", "user"]}, "message is"),
+        ({"line": ["2", "x"]}, "line is"),
+        ({"line": 2}, "line is 2"),
         ({"evicted_at": "now"}, "evicted_at is 'now'"),
         ({"expected": None}, "expected is None"),
         ({"more": 1}, "more"),

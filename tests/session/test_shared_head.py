@@ -200,7 +200,7 @@ def forget_tails(runtime: Runtime, *sessions: Session) -> None:
             tip = session._record.tip(None)
             assert tip is not None
             while (node := tip.ref.frontier.living()).end > head:
-                runtime.cache.memory._remove(node)
+                runtime.cache.memory.forget(node)
             assert node.end == head
 
     runtime.on_engine(forget)

@@ -1,0 +1,257 @@
+"""What a LangGraph agent costs: prompt tokens computed over ten turns, and time beside the engine.
+
+First an agent on the embedded model: ten questions, each answered by a tool call and a text, of
+which the engine has to compute what is new. Then the same kind of agent on a model of two thin
+layers, which nobody waits for long, with a short and with a long history behind it: processor time
+of the calling thread from the middleware's entry to its return, so messages, digests, rendering and
+tokenising, and nothing of the engine. Compared with rendering and encoding the whole list. Of times
+the least is taken, since other work slows a processor down; medians are in the JSON. Exit status 1
+if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from transformers import AutoTokenizer, GraniteMoeHybridConfig
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from benchkit.results import Column, Goal, Result, add_json_option, console_for, emit, median
+from benchkit.shown import count, millis
+
+from agentcache.config import CacheConfig
+from agentcache.engine.tiny_hybrid import build, hybrid_path, tiny_hybrid_config
+from agentcache.integrations._langchain.messages import openai_messages
+from agentcache.integrations.langchain_chat import ChatAgentCache
+from agentcache.integrations.langgraph_session import AgentCacheMiddleware
+from agentcache.runtime import Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from langchain_core.messages import BaseMessage
+
+GOAL_TOKENS, GOAL_S = 1.01, 0.002
+THREAD: Any = {"configurable": {"thread_id": "bench"}}
+COLUMNS = (
+    Column("agent", "agent"),
+    Column("model calls", "calls", count),
+    Column("messages", "messages", count),
+    Column("history", "history_tokens", count),
+    Column("new", "new_tokens", count),
+    Column("computed", "computed_tokens", count),
+    Column("overhead", "overhead_s", millis),
+    Column("encoding all", "encode_all_s", millis),
+)
+
+
+class Watch(AgentMiddleware):
+    """Around all others: what is asked and answered, and processor time of this thread in between.
+
+    Random weights choose nothing: with `calls`, a grammar makes them answer a question by a call.
+    """
+
+    def __init__(self, *, calls: bool) -> None:
+        super().__init__()
+        self._calls = calls
+        self.seconds: list[float] = []
+        self.replies: list[AIMessage] = []
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        """Call the model, by the watch."""
+        if self._calls and isinstance(request.messages[-1], HumanMessage):
+            request = request.override(tool_choice="any")
+        begun = time.thread_time()
+        response = handler(request)
+        self.seconds.append(time.thread_time() - begun)
+        self.replies += response.result
+        return response
+
+
+class Words:
+    """Texts of the README's words, the same in every run."""
+
+    def __init__(self) -> None:
+        readme = Path(__file__).resolve().parents[2] / "README.md"
+        self._words = readme.read_text(encoding="utf-8").split()
+        self._draw = random.Random(0)
+
+    def text(self, num: int) -> str:
+        """That many of them."""
+        return " ".join(self._draw.choice(self._words) for _ in range(num))
+
+
+def make_agent(runtime: Runtime, words: Words, watch: Watch, **settings: Any) -> Any:
+    """An agent with two tools that answer at length. settings: of its chat model."""
+
+    @tool
+    def run(command: str) -> str:
+        """Run a command."""
+        return f"{command}\n{words.text(200)}"
+
+    @tool
+    def read(path: str) -> str:
+        """Read a file."""
+        return f"{path}\n{words.text(200)}"
+
+    chat = ChatAgentCache(model=runtime, **settings)
+    middleware = [watch, AgentCacheMiddleware()]
+    return create_agent(
+        chat,
+        [run, read],
+        system_prompt=words.text(100),
+        middleware=middleware,
+        checkpointer=InMemorySaver(),
+    )
+
+
+def ten_turns(num: int) -> dict[str, Any]:
+    """Tokens over an agent's turns on the embedded model."""
+    words, watch = Words(), Watch(calls=True)
+    with Runtime.load("tiny-hybrid", cache=CacheConfig(budget="512MiB")) as runtime:
+        # what ends texts in JSON, which random weights would go on with
+        ending = {runtime.tokenizer.encode_plain(sign)[0]: 12.0 for sign in '"},'}
+        agent = make_agent(runtime, words, watch, max_tokens=40, logit_bias=ending)
+        for _ in range(num):
+            state = agent.invoke({"messages": [HumanMessage(words.text(40))]}, THREAD)
+    usages: list[Any] = [reply.usage_metadata for reply in watch.replies]
+    prompts = [usage["input_tokens"] for usage in usages]
+    known = [0, *(usage["total_tokens"] for usage in usages[:-1])]
+    return {
+        "agent": "ten turns",
+        "calls": len(usages),
+        "messages": len(state["messages"]),
+        "history_tokens": usages[-1]["total_tokens"],
+        "new_tokens": sum(prompts) - sum(known),
+        "computed_tokens": sum(u["input_token_details"]["cache_creation"] for u in usages),
+        "overhead_s": median(watch.seconds),
+        "encode_all_s": 0.0,
+    }
+
+
+def thin_runtime() -> Runtime:
+    """The embedded tokenizer and template on two thin layers."""
+    settings: dict[str, Any] = {
+        **tiny_hybrid_config().to_dict(),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "shared_intermediate_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "mamba_n_heads": 2,
+        "mamba_d_state": 8,
+    }
+    model = build(GraniteMoeHybridConfig(**settings))
+    tokenizer = AutoTokenizer.from_pretrained(hybrid_path("tiny-hybrid"))
+    return Runtime(model, tokenizer, cache=CacheConfig(budget="512MiB"))
+
+
+def past(words: Words, tokens: int, messages: int) -> list[BaseMessage]:
+    """A thread as it comes from a checkpointer: tool calls and their results."""
+    rounds = max(1, messages // 3)
+    per_result = max(1, int(tokens / rounds / 2.4) - 30)  # tokens to a word of the README
+    out: list[BaseMessage] = []
+    for n in range(rounds):
+        args = {"command": words.text(8), "timeout": n}
+        call = {"name": "run", "args": args, "id": f"past{n}", "type": "tool_call"}
+        out.append(HumanMessage(words.text(10)))
+        out.append(AIMessage("", tool_calls=[call]))
+        out.append(ToolMessage(words.text(per_result), tool_call_id=f"past{n}", name="run"))
+    return out
+
+
+def overhead(tokens: int, messages: int, repetitions: int) -> dict[str, Any]:
+    """Time beside the engine with a history of about that many tokens."""
+    words, watch = Words(), Watch(calls=False)
+    with thin_runtime() as runtime:
+        agent = make_agent(runtime, words, watch, max_tokens=1)
+        history = [*past(words, tokens, messages), AIMessage(words.text(5))]
+        agent.invoke({"messages": [*history, HumanMessage(words.text(20))]}, THREAD)
+        watch.seconds.clear()
+        for _ in range(repetitions):
+            state = agent.invoke({"messages": [HumanMessage(words.text(20))]}, THREAD)
+        said = openai_messages(state["messages"])
+        encode_all = min(_encode_all(runtime, said) for _ in range(3))
+    before: Any = watch.replies[-2].usage_metadata
+    usage: Any = watch.replies[-1].usage_metadata
+    details = usage["input_token_details"]
+    return {
+        "agent": "history",
+        "calls": len(watch.seconds),
+        "messages": len(said),
+        "history_tokens": usage["input_tokens"],
+        "new_tokens": usage["input_tokens"] - before["total_tokens"],
+        "computed_tokens": details["cache_creation"],
+        "overhead_s": min(watch.seconds),
+        "median_overhead_s": median(watch.seconds),
+        "encode_all_s": encode_all,
+    }
+
+
+def _encode_all(runtime: Runtime, messages: list[dict[str, Any]]) -> float:
+    """Processor time of rendering and encoding the whole list with a template nobody has used."""
+    from agentcache.engine.chat import ChatFormat
+
+    form = ChatFormat(runtime.tokenizer)
+    begun = time.thread_time()
+    form.encode(form.render(messages).segments)
+    return time.thread_time() - begun
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, write; returns the exit status."""
+    options = _parser().parse_args(argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    console = console_for(options.json)
+    with console.status("an agent of ten turns"):
+        turns = ten_turns(options.turns)
+    with console.status(f"histories of {options.short} and {options.long} tokens"):
+        short = overhead(options.short, 12, options.repetitions)
+        long = overhead(options.long, options.messages, options.repetitions)
+    ratio = turns["computed_tokens"] / turns["new_tokens"]
+    grown = long["overhead_s"] - short["overhead_s"]
+    result = Result(
+        name="bench/agents/langgraph",
+        rows=[turns, short, long],
+        ratios={
+            "computed_over_new": ratio,
+            "overhead_over_encoding_all": long["overhead_s"] / long["encode_all_s"],
+        },
+        goals=[
+            Goal("tokens computed over new ones in ten turns", ratio, GOAL_TOKENS),
+            Goal("seconds that a long history adds to a call", grown, GOAL_S),
+        ],
+        settings={"repetitions": options.repetitions},
+    )
+    return emit(result, COLUMNS, options.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=10, help="questions to the first agent")
+    parser.add_argument("--short", type=int, default=1000, help="tokens of the short history")
+    parser.add_argument("--long", type=int, default=100_000, help="tokens of the long history")
+    parser.add_argument("--messages", type=int, default=200, help="messages of the long history")
+    parser.add_argument("--repetitions", type=int, default=25, help="calls with each history")
+    parser.add_argument("--threads", type=int, help="torch threads; by default what torch takes")
+    add_json_option(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the chat model and the middleware are made of."""

@@ -1,0 +1,63 @@
+"""One runtime behind litellm for all tests of the provider."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+# litellm reads it once, and would ask the network for prices without it
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
+import litellm
+
+from agentcache import CacheConfig, Runtime
+from agentcache.integrations import litellm_provider
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agentcache.integrations.litellm_provider import AgentCacheLLM
+
+litellm.suppress_debug_info = True
+
+LITELLMS_OWN = (
+    # when it imports parts of itself late
+    "ignore:Items? '.*using the `ReadOnly` qualifier:UserWarning",
+    # when it logs messages in whose objects it has put dicts
+    "ignore:Pydantic serializer warnings:UserWarning",
+)
+"""Warnings of litellm's own code."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let those pass in the tests of this folder."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            for warning in LITELLMS_OWN:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(scope="session")
+def shared_runtime() -> Iterator[Runtime]:
+    """A runtime that outlives its registrations."""
+    with Runtime.load("tiny-hybrid", cache=CacheConfig(budget="64MiB")) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def runtime(shared_runtime: Runtime) -> Iterator[Runtime]:
+    """The shared runtime with nothing in its cache, registered as `agentcache/tiny-hybrid`."""
+    shared_runtime.clear()
+    litellm_provider.register(shared_runtime)
+    yield shared_runtime
+    litellm_provider.unregister()
+    assert shared_runtime.stats()["running"]["requests"] == 0
+
+
+@pytest.fixture
+def handler(runtime: Runtime) -> AgentCacheLLM:
+    """litellm's handler with the shared runtime behind it."""
+    return litellm_provider.register(runtime)
