@@ -109,7 +109,7 @@ class Agent:
         # Nothing here asks for the place in the tree.
         self.tip = Tip(self.calls, self.calls, history, cast("Any", None), self.tip)
         call_id = reader.message["tool_calls"][0]["id"]
-        result = "line of output\n" * max(1, result_tokens // 5)
+        result = "line of output\n" * max(1, result_tokens // 4)
         self.messages += [
             reader.message,
             {"role": "tool", "tool_call_id": call_id, "content": result},

@@ -115,7 +115,10 @@ def test_a_reply_cut_by_a_stop_string_is_gone_on_from(
         assert len(cut.text) < len(turn.text)
         after = session.chat([user("Go on.")], max_new_tokens=2)
         check(calls("task")[-1], after, session)
-    assert calls("task")[1].output_ids.tolist() == cut.ids.tolist()
+    stored, went_on = calls("task")[1:]
+    assert stored.output_ids.tolist() == cut.ids.tolist()
+    whole = [*stored.prompt_ids, *stored.output_ids]
+    assert went_on.prompt_ids[: len(whole)].tolist() != whole  # it goes on from before the cut
 
 
 @pytest.mark.parametrize(
