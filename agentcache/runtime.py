@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agentcache.cache import HybridCache
@@ -102,7 +101,6 @@ class Runtime:
         self.exact = exact
         self.config = cache or CacheConfig()
         _check_exact(exact, self.config)
-        record = None if store is None else _open_store(store)
         self.verify = verify
         policy = make_policy(self.config.policy)
         self.clock = clock or SystemClock()
@@ -139,8 +137,8 @@ class Runtime:
         )
         self.marks: Marks = self._cache
         self.recorder: Recorder | None = None
-        if record is not None:
-            self.recorder = record(model=_name_of(model), fingerprint=self._fingerprint)
+        if store is not None:
+            self.recorder = _record(store, _name_of(model), self._fingerprint)
         self._engine = Engine(
             backend,
             self._pools,
@@ -390,14 +388,14 @@ def _kinds(used: dict[str, int]) -> list[str]:
     return list(dict.fromkeys([*(kind.value for kind in Kind), *used]))
 
 
-def _open_store(store: Store | str | Path) -> Callable[..., Recorder]:
-    """What begins to record. Raises ConfigError, StoreError."""
+def _record(store: Store | str | Path, model: str, fingerprint: str) -> Recorder:
+    """Begin to record in a store, opened first if need be. Raises ConfigError, StoreError."""
     from agentcache.store.trajectories import Store  # brings SQLAlchemy, which few need
 
     if isinstance(store, Store):
-        return store.record
+        return store.record(model=model, fingerprint=fingerprint)
     own = Store(store)
-    return partial(own.record, end=own.close)
+    return own.record(model=model, fingerprint=fingerprint, end=own.close)
 
 
 def _name_of(model: Any) -> str:

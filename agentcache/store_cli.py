@@ -44,6 +44,7 @@ _Json = Annotated[
     str | None, typer.Option("--json", help="Write the results as JSON; - for standard output.")
 ]
 _DEFAULT = "runs.db"
+_TEXTS = ("id", "tenant", "parent", "model")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -229,23 +230,24 @@ def _write_json(value: Any, json_file: str | None) -> None:
 
 
 def _session_table(found: list[StoredSession]) -> Table:
+    """Sessions in a row each; tenants and parents only where there are any."""
     table = Table(header_style="bold")
-    for name in ("session", "tenant", "parent", "model"):
-        table.add_column(name, overflow="fold")
+    texts = [name for name in _TEXTS if any(getattr(each, name) is not None for each in found)]
+    for name in texts:
+        table.add_column("session" if name == "id" else name, overflow="fold")
     for name in ("turns", "prompt", "cached", "output"):
         table.add_column(name, justify="right")
     for name in ("last turn", "closed"):
         table.add_column(name)
     for each in found:
         table.add_row(
-            *(escape(_shown(text or "")) for text in (each.id, each.tenant, each.parent)),
-            escape(_shown(each.model)),
+            *(escape(_shown(getattr(each, name) or "")) for name in texts),
             f"{each.turns:,}",
             f"{each.prompt_tokens:,}",
             f"{each.cached_tokens / max(1, each.prompt_tokens):.1%}",
             f"{each.output_tokens:,}",
             _date(each.last),
-            "" if each.closed is None else _date(each.closed),
+            "" if each.closed is None else "yes",
         )
     return table
 
@@ -291,7 +293,7 @@ def _in_words(miss: dict[str, Any]) -> str:
 
 
 def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def _shown(text: str) -> str:

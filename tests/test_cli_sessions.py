@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from testkit.command import agentcache
@@ -12,9 +12,6 @@ from testkit.stores import sql, stored_runtime, user
 
 from agentcache import CacheConfig, Runtime, Store
 from agentcache.replay.trace import read_file, read_paths
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SAMPLE = Path(__file__).parent.parent / "agentcache" / "data" / "sample"
 
@@ -80,14 +77,13 @@ def test_show_tells_cached_against_computed_and_misses_in_words(
     monkeypatch.setenv("COLUMNS", "200")
     shown = run(store, "show", "task-1")
     [session] = json.loads(run(store, "show", "task-1", "--json=-"))
+    cells = [row.strip("│").split("│") for row in shown.splitlines() if row.startswith("│")]
+    rows = {int(row[0]): [cell.strip() for cell in row] for row in cells}
     for turn in session["turns"]:
         usage = turn["usage"]
-        assert usage["cached_tokens"] + usage["computed_tokens"] == usage["prompt_tokens"]
-        cells = [f"{usage[name]:,}" for name in ("cached_tokens", "computed_tokens")]
-        assert any(
-            cells == row.split("│")[6:8] or all(c in row for c in cells)
-            for row in shown.splitlines()
-        )
+        counts = [usage[f"{name}_tokens"] for name in ("prompt", "cached", "computed", "output")]
+        assert counts[1] + counts[2] == counts[0]
+        assert rows[turn["number"]][4:8] == [f"{count:,}" for count in counts]
     assert "Nothing is known." in shown
     assert "All that is known ends at token" in shown
 
@@ -133,7 +129,7 @@ def test_an_id_opened_again_is_exported_as_another_run(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def traffic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Any]]]:
+def traffic(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     """Recorded runs played through a runtime that stores, and the usage of their calls."""
     store = tmp_path_factory.mktemp("traffic") / "runs.db"
     usages = []
@@ -146,7 +142,7 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
                     turn = session.chat(call.messages[known:], tools=call.tools, replay=call.answer)
                     known = len(call.messages) + 1
                     usages.append(turn.usage)
-    yield store, usages
+    return store, usages
 
 
 def test_a_replay_of_what_was_exported_reuses_what_the_traffic_did(
@@ -220,3 +216,10 @@ def test_a_damaged_store_is_one_line(tmp_path: Path) -> None:
     done = agentcache("sessions", "list", f"--store={tmp_path / 'runs.db'}")
     assert done.status == 1
     assert "damaged or no database" in done.stderr
+
+
+def test_a_server_refuses_a_store_it_cannot_keep() -> None:
+    pytest.importorskip("aiohttp")
+    done = agentcache("serve", "--port=0", "--store=mysql://host/x")
+    assert done.status == 2
+    assert "cannot be kept in 'mysql'" in done.stderr

@@ -15,7 +15,7 @@ from agentcache.store.messages import write_messages
 from agentcache.store.schema import Message, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable
 
     from sqlalchemy import Connection, RowMapping
 
@@ -43,16 +43,15 @@ class Link:
 
 
 class Chains:
-    """Links of the given turns, asked for in order; one is kept only while others go on from it."""
+    """Links of turns that are asked for once each, in order.
 
-    def __init__(self, connection: Connection, turns: Sequence[int]) -> None:
+    bases: what they go on from, each as often as it is; a link is kept until then.
+    """
+
+    def __init__(self, connection: Connection, bases: Iterable[int | None] = ()) -> None:
         self._connection = connection
         self._links: dict[int, Link] = {}
-        self._needed: Counter[int] = Counter()
-        for turn in turns:
-            base = connection.scalar(select(Turn.base_id).where(Turn.id == turn))
-            if base is not None:
-                self._needed[base] += 1
+        self._needed = Counter(base for base in bases if base is not None)
 
     def link(self, turn: int) -> Link:
         """Raises StoreDamaged where a turn it goes on from is missing."""
@@ -120,8 +119,8 @@ def detach(connection: Connection, gone: Collection[int]) -> None:
         for row in connection.execute(query.where(Turn.session_id != base.session_id)).mappings()
         if row["from_session"] in gone and row["session_id"] not in gone
     ]
-    for turn, link in [(turn, Chains(connection, [turn]).link(turn)) for turn in staying]:
-        _write_whole(connection, turn, link)
+    for turn in staying:
+        _write_whole(connection, turn, Chains(connection).link(turn))
 
 
 def _write_whole(connection: Connection, turn: int, link: Link) -> None:

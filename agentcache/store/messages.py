@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["digest_of", "write_messages"]
 
-_ADD_MESSAGES = insert(Message.__table__)
+_ADD_MESSAGES = insert(Message)
 
 
 def digest_of(value: Any) -> str:

@@ -100,6 +100,7 @@ class ThreadRecorder:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # and with it the turn, which may be all that keeps a long history
 
     def _write(self, turn: FinishedTurn, at: float) -> None:
         done = self._try(

@@ -143,14 +143,14 @@ class Store:
     def calls(self, session: StoredSession) -> Iterator[StoredCall]:
         """The same with tokens, messages and tools put together again, one at a time."""
         query = (
-            select(*_TURN, Turn.id, Toolset.tools)
+            select(*_TURN, Turn.id, Turn.base_id, Toolset.tools)
             .outerjoin(Toolset, Toolset.digest == Turn.toolset)
             .where(Turn.session_id == session.number)
             .order_by(Turn.number)
         )
         with self._database.reading() as connection:
             rows = list(connection.execute(query).mappings())
-            chains = Chains(connection, [row["id"] for row in rows])
+            chains = Chains(connection, [row["base_id"] for row in rows])
             for row in rows:
                 link = chains.link(row["id"])
                 yield StoredCall(
@@ -242,9 +242,9 @@ def _turn(row: RowMapping) -> StoredTurn:
     )
 
 
-def _sessions(id: str | None, tenants: tuple[str | None, ...] | None) -> Select[Any]:
+def _sessions(id: str | None, tenants: tuple[str | None, ...] | None) -> Select[*tuple[Any, ...]]:
     """Sessions with the sums over their turns."""
-    query: Select[Any] = (
+    query: Select[*tuple[Any, ...]] = (
         select(
             Session.id.label("number"),
             Session.name.label("id"),

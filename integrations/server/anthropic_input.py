@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
-from agentcache.integrations._openai import Call, read_call
+from agentcache.integrations._openai import Call, CallGrammar, read_call
 from agentcache.integrations.server.errors import bad_field, named_by
 from agentcache.integrations.server.wire import Wire
 
@@ -109,7 +109,7 @@ class _Chat:
         self.places.append(place)
 
 
-def read_messages_call(body: CountRequest) -> Call:
+def read_messages_call(body: CountRequest, call_grammar: CallGrammar) -> Call:
     """The call in the session's terms. Raises ApiError and InvalidField by Anthropic's names."""
     chat = _Chat()
     if body.system:
@@ -125,7 +125,7 @@ def read_messages_call(body: CountRequest) -> Call:
         params["stop"] = body.stop_sequences or None
     renamed = {f"messages[{at}]": place for at, place in enumerate(chat.places)}
     with named_by({**renamed, "stop": "stop_sequences"}):
-        return read_call(params)
+        return read_call(params, call_grammar=call_grammar)
 
 
 def _texts(content: str | Sequence[TextBlock | Block]) -> dict[str, Any]:

@@ -43,6 +43,9 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="Threads to compute with; by default one per physical core.")
     ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="File or database URL to keep finished turns in.")
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,7 +103,7 @@ def serve(
             max_sessions=max_sessions,
         )
         cache = CacheConfig(budget=budget, policy=policy, max_running=max_running)
-        _run(console, model, config, cache, threads, json_file)
+        _run(console, model, config, cache, threads, store, json_file)
     except (ConfigError, ModelError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(2) from error
@@ -125,6 +128,7 @@ def _run(
     config: Any,
     cache: CacheConfig,
     threads: int | None,
+    store: str | None,
     json_file: str | None,
 ) -> None:
     """Load, listen, and wait to be told to end."""
@@ -132,7 +136,7 @@ def _run(
     from agentcache.integrations.server.lifecycle import make_server
 
     with console.status(f"loading {escape(model)}"):
-        runtime = Runtime.load(model, cache=cache, threads=threads)
+        runtime = Runtime.load(model, cache=cache, threads=threads, store=store)
     with runtime:
         server = make_server(runtime, config)
 

@@ -58,7 +58,9 @@ class _Responses:
             previous = self._store.find(tenant, body.previous_response_id, "previous_response_id")
         earlier = [] if previous is None else previous.conversation()
         new, places = read_input(body.input)
-        call = read_response_call(body, earlier, new, places, server.defaults)
+        call = read_response_call(
+            body, earlier, new, places, server.runtime.tool_call_grammar, server.defaults
+        )
         id = f"resp_{uuid.uuid4().hex}"
         own = None if body.store is False else id
         session_id = server.session_id(request, values)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
-from agentcache.integrations._openai import Call, read_call
+from agentcache.integrations._openai import Call, CallGrammar, read_call
 from agentcache.integrations.server.errors import bad_field, named_by
 from agentcache.integrations.server.wire import Wire
 
@@ -160,6 +160,7 @@ def read_response_call(
     earlier: Sequence[dict[str, Any]],
     new: Sequence[dict[str, Any]],
     places: Sequence[str],
+    call_grammar: CallGrammar,
     defaults: Mapping[str, Any],
 ) -> Call:
     """The call in the session's terms. Raises ApiError and InvalidField, by this form's names."""
@@ -188,7 +189,7 @@ def read_response_call(
         "response_format": _format(body.text),
     }
     with named_by(names):
-        return read_call(params, defaults=defaults)
+        return read_call(params, call_grammar=call_grammar, defaults=defaults)
 
 
 def _tool(tool: ResponseTool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -167,3 +168,42 @@ def test_only_sessions_that_are_old_enough_and_closed_are_pruned(path: Path) -> 
         assert store.prune(before=200.0) == 0
         with pytest.raises(ConfigError, match="what to prune"):
             store.prune()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_sessions_do_their_last_turn_comes_back_whole(
+    runtime: Runtime, store: Store, calls: Calls, seed: int
+) -> None:
+    draw = random.Random(seed)
+    sessions = [runtime.session("s0")]
+    for step in range(25):
+        session = draw.choice(sessions)
+        match draw.choice(["chat", "chat", "chat", "edit", "fork", "rewind", "close", "prune"]):
+            case "chat":
+                session.chat([user(f"Step {step}.")], max_new_tokens=draw.choice([0, 2, 4]))
+            case "edit":
+                kept = session.messages[: draw.randrange(3)]
+                session.complete([*kept, user(f"Edit {step}.")], max_new_tokens=2)
+            case "fork":
+                sessions.append(session.fork(f"s{step + 1}"))
+                grow(sessions[-1], f"Fork {step}.")
+                session = sessions[-1]
+            case "rewind":
+                session.rewind(draw.randrange(1 + session.stats()["turns"]))
+                grow(session, f"Back {step}.")
+            case "close":
+                session.close()
+                sessions.remove(session)
+                session = runtime.session(session.id)
+                sessions.append(session)
+                grow(session, f"Anew {step}.")
+            case _:
+                settled(runtime)
+                store.prune(closed=True)
+                grow(session, f"Pruned {step}.")
+        last = calls(session.id)[-1]
+        if last.answer is not None:
+            assert whole(last) == session.ids.tolist()
+        assert [*last.messages, *([] if last.answer is None else [last.answer])] == session.messages
+    for each in store.sessions():
+        assert len(list(store.calls(each))) == each.turns

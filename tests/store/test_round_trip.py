@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from testkit.stores import held, settled, sql, stored_runtime, user
 
-from agentcache import Runtime, Store
+from agentcache import Runtime, Store, StoreDamaged
+from agentcache.store.base import FinishedTurn, SessionKey
+from agentcache.store.writing import TurnWriter
+from agentcache.types import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,3 +230,56 @@ def test_readers_do_not_wait_for_a_writer(runtime: Runtime, store: Store, path: 
     assert sql(path, "PRAGMA journal_mode") == [("wal",)]
     with held(path):
         assert [each.id for each in store.sessions()] == ["task"]
+
+
+def test_messages_that_no_encoding_has_come_back_as_they_were(store: Store) -> None:
+    class History:
+        """Stands for a trajectory."""
+
+    odd = {
+        "role": "tool",
+        "content": "a\ud800b\x00c\\ud800",
+        "z": [1, None, {"é": "\udfff"}],
+        "a": 1,
+    }
+    ids = np.array([5, 6], dtype=np.int32)
+    writer, history = TurnWriter("m", "f"), History()
+    turn = FinishedTurn(
+        session=SessionKey("odd", None, None, 1),
+        session_closed=False,
+        tip=1,
+        index=1,
+        history=history,
+        after=None,
+        shared_len=0,
+        prompt_ids=ids,
+        output_ids=ids,
+        history_ids=np.concatenate([ids, ids]),
+        messages=[odd],
+        answer={"role": "assistant", "content": "\ud83d"},
+        tools=[odd],
+        finish_reason="stop",
+        usage=Usage(2, 0, 2, 2, 0.1, 0.2, (("device", 0),)),
+        miss=lambda: {"got": "\udc00"},
+    )
+    writer.write(store._database, turn, 1.0)
+    [call] = store.calls(store.sessions("odd")[0])
+    assert call.messages == (odd,)
+    assert [*call.messages[0]] == [*odd]
+    assert call.answer == turn.answer
+    assert call.tools == [odd]
+    assert call.turn.miss == {"got": "\udc00"}
+    assert call.turn.usage == turn.usage
+
+
+def test_a_store_that_lost_rows_says_so(runtime: Runtime, store: Store, path: Path) -> None:
+    session = runtime.session("task")
+    for text in ("One.", "Two."):
+        session.chat([user(text)], max_new_tokens=2)
+    settled(runtime)
+    sql(path, "DELETE FROM turns WHERE number = 1")
+    with pytest.raises(StoreDamaged, match="turn 1 is missing"):
+        list(store.calls(store.sessions("task")[0]))
+    sql(path, "UPDATE turns SET base_id = NULL")
+    with pytest.raises(StoreDamaged, match="prompt tokens; prune"):
+        list(store.calls(store.sessions("task")[0]))

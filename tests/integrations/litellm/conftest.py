@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(Path(__file__).parent):
             for warning in LITELLMS_OWN:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(autouse=True)
+def _close_what_litellm_leaves_open() -> Iterator[None]:
+    """Its plain calls leave an event loop on the thread, which would be found at any later time."""
+    yield
+    with suppress(RuntimeError):  # there is none
+        asyncio.get_event_loop_policy().get_event_loop().close()
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture(scope="session")
