@@ -76,6 +76,7 @@ class Memory:
         self._shared: Counter[int] = Counter()  # slots of the lower tier: holders beyond the first
         self._kept: tuple[Node, ...] = ()
         self._edge = next((r for r in tree.rules if isinstance(r, FullComponent)), None)
+        self._snapshots = {r.kind for r in tree.rules if isinstance(r, SnapshotComponent)}
         self._used: Counter[str] = Counter()
         self._peak_pages: Counter[str] = Counter()
         self._peak_total = 0
@@ -172,7 +173,7 @@ class Memory:
         """Forget a node and all below it, on every tier, but for what a lock keeps; how many
         entries that were."""
         num = 0
-        for leaf in reversed(self.below(node)):
+        for leaf in (node,) if node.is_leaf else reversed(self.below(node)):
             if self.tree.can_remove(leaf):  # or it was of no use any more, and left with one below
                 freed = self.tree.remove_leaf(leaf, self._clock.now())
                 for kind, _ in freed.data:
@@ -236,11 +237,11 @@ class Memory:
             self.note("remove", node)
         for kind, data in freed.data:
             self._free(kind, data)
-        if freed.survivor is not None:
+        if freed.survivor is not None and not freed.survivor.is_root:
             self._push_anywhere(freed.survivor)
 
     def _free(self, kind: str, data: Residency) -> None:
-        if self._is_snapshot(kind):
+        if kind in self._snapshots:
             self.num_checkpoints -= 1
         if data.tier == 1:
             self.give_back(kind, data.slots)
@@ -269,14 +270,12 @@ class Memory:
                 self._shared.update(slots.tolist())
         self._demoted.push(split.upper)
 
-    def _is_snapshot(self, kind: str) -> bool:
-        return isinstance(self.tree.rule(kind), SnapshotComponent)
-
     def _demote(self, node: Node, kinds: list[str], lower: LowerTier | None) -> bool:
         """Move data to the lower tier; False, and nothing done, if there is no room or no tier."""
+        if lower is None:
+            return False
         kinds = [kind for kind in kinds if node.data[kind].tier == 1]
-        count = sum(node.data[kind].num_slots for kind in kinds)
-        if lower is None or not self._make_lower_room(lower, count):
+        if not self._make_lower_room(lower, sum(node.data[kind].num_slots for kind in kinds)):
             return False
         for kind in kinds:
             data = node.data.get(kind)

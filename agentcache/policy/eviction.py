@@ -249,5 +249,6 @@ class EvictionOrder:
 _Entry = tuple[float, int, Node]
 """(key, ticket, node); the entry counts while the node's stamp is the ticket."""
 
-_MOST_CHANGED = 32
-"""Notes that are kept before nodes are ranked without anybody asking."""
+_MOST_CHANGED = 4
+"""Notes that are kept before nodes are ranked without anybody asking: about a turn's, so that each
+turn pays for its own."""

@@ -55,7 +55,7 @@ class Sizes:
     path_len: int = 200_000
     path_nodes: int = 1000
     entries: tuple[int, int] = (1000, 100_000)
-    repetitions: int = 3
+    repetitions: int = 5
 
 
 @dataclass(frozen=True, slots=True)

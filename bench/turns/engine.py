@@ -3,10 +3,10 @@
 Prefill: a long prompt from nothing, by the engine and by the stock model with its stock cache, on
 the same threads; the stock model once with the chunk of its scan that published models of this
 family have, and once with the one that suits it best on a CPU. Turn: a few tokens after that
-prompt, over the prompt from nothing. Batch: tokens per second of eight sessions of unequal length that decode together,
-over those of one of them alone. Overhead: a decode step of a running session over a bare forward
-pass of one token, with a short and with a long history. All in one process, in turn; medians. Exit
-status 1 if a goal is missed.
+prompt, over the prompt from nothing. Batch: tokens per second of eight sessions of unequal length
+that decode together, over those of one of them alone. Overhead: a decode step of a running session
+over a bare forward pass of one token, with a short and with a long history. All in one process, in
+turn; medians. Exit status 1 if a goal is missed.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from testkit.models import tokenizer
 from testkit.stores import held, settled, sql, stored_runtime, user
 
 from agentcache import Runtime, Store, StoreDamaged
@@ -105,16 +106,16 @@ def test_a_prompt_without_a_reply_is_gone_on_from(
     assert len(warm.messages) == 1
 
 
-def test_a_reply_cut_by_a_stop_string_is_gone_on_from(
-    runtime: Runtime, calls: Callable[[str], list[StoredCall]]
+def test_a_reply_cut_within_a_token_is_gone_on_from(
+    runtime: Runtime, calls: Callable[[str], list[StoredCall]], path: Path
 ) -> None:
     with runtime.session("task") as session:
-        turn = session.chat([user("Say much.")], max_new_tokens=30, temperature=1.0, seed=3)
-        text = turn.text[len(turn.text) // 2 :][:3]
+        options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 1.0, "seed": 3}
+        turn = session.chat([user("Say much.")], **options)
+        pieces = [tokenizer().decode([token]) for token in turn.ids[4:].tolist()]
+        inside = next(piece[1:] for piece in pieces if len(piece) > 4 and piece.isascii())
         session.rewind(0)
-        cut = session.chat(
-            [user("Say much.")], max_new_tokens=30, stop=[text], temperature=1.0, seed=3
-        )
+        cut = session.chat([user("Say much.")], stop=[inside], **options)
         assert cut.finish_reason == "stop"
         assert len(cut.text) < len(turn.text)
         after = session.chat([user("Go on.")], max_new_tokens=2)
@@ -122,7 +123,8 @@ def test_a_reply_cut_by_a_stop_string_is_gone_on_from(
     stored, went_on = calls("task")[1:]
     assert stored.output_ids.tolist() == cut.ids.tolist()
     whole = [*stored.prompt_ids, *stored.output_ids]
-    assert went_on.prompt_ids[: len(whole)].tolist() != whole  # it goes on from before the cut
+    assert went_on.prompt_ids[: len(whole)].tolist() != whole  # it goes on from the cut
+    assert sql(path, "SELECT length(history_tail) > 0 FROM turns WHERE number = 2") == [(1,)]
 
 
 @pytest.mark.parametrize(
