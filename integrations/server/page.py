@@ -96,10 +96,10 @@ def tree_of(runtime: Runtime) -> dict[str, Any]:
             shown[each.id] = each
             each = each.parent
     standing = _standing(runtime)
-    children: dict[int, int] = {}
-    for node in nodes:
-        if node.parent is not None:
-            children[node.parent.id] = children.get(node.parent.id, 0) + 1
+    paths = {node.id: int(node.is_leaf) for node in nodes}
+    for node in reversed(nodes):  # from below: parents come first
+        if node.parent is not None and node.parent.id in paths:
+            paths[node.parent.id] += paths[node.id]
     return {
         "total": len(nodes),
         "nodes": [
@@ -109,7 +109,7 @@ def tree_of(runtime: Runtime) -> dict[str, Any]:
                 "start": node.start,
                 "end": node.end,
                 "kinds": sorted(str(kind) for kind in node.data),
-                "shared": children.get(node.id, 0) > 1,
+                "shared": paths.get(node.id, 0) > 1,
                 "in_use": node.locks > 0,
                 "sessions": standing.get(node.id, []),
             }

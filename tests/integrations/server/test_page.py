@@ -70,6 +70,17 @@ def test_it_shows_tree_sessions_and_why_a_turn_missed(served_here, page):
     assert "token" in told.partition("\n")[2]
 
 
+def test_all_that_several_paths_go_through_is_shared(served_here):
+    served_here.runtime.clear()
+    for id in ("one", "two", "three"):
+        converse(served_here.url, id, "Look at the first file.", f"{id}: and at the next one.")
+    nodes = httpx.get(f"{served_here.url}/state").json()["tree"]["nodes"]
+    ends = {node["end"]: node["shared"] for node in nodes if node["end"]}
+    branch = max(end for end, is_shared in ends.items() if is_shared)
+    assert sum(end <= branch for end in ends) > 1, "a checkpoint divides what they share"
+    assert all(is_shared == (end <= branch) for end, is_shared in ends.items())
+
+
 def test_it_goes_on_without_being_loaded_again(served_here, page):
     page.goto(served_here.url)
     page.wait_for_selector("#content:not([hidden])")
