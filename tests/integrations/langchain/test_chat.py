@@ -97,11 +97,11 @@ async def test_async_calls_say_the_same(make_chat):
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        ("note", {"note"}),
-        ({"type": "function", "function": {"name": "add"}}, {"add"}),
-        ("any", {"add", "note"}),
-        ("required", {"add", "note"}),
-        (True, {"add", "note"}),
+        ("note", ("note",)),
+        ({"type": "function", "function": {"name": "add"}}, ("add",)),
+        ("any", ("add", "note")),
+        ("required", ("add", "note")),
+        (True, ("add", "note")),
     ],
     ids=str,
 )
