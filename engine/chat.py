@@ -337,11 +337,18 @@ class ChatFormat:
         if rendered.ends is not None:
             place = bisect_right(rendered.ends, segment_idx)
         else:
-            cut = chat.cut(chat.text(reply_prompt=True))
-            place = Places(chat, cut, self._end_ids).message_at(segment_idx)
+            place = self._place_at(chat, segment_idx)
         if place >= len(chat.messages):
             return len(chat.messages), "assistant"
         return chat.order[place], chat.messages[place]["role"]
+
+    def _place_at(self, chat: Chat, segment_idx: int) -> int:
+        """The place of the message that holds a segment of the whole rendering."""
+        try:
+            cut = chat.cut(chat.text(reply_prompt=True))
+            return Places(chat, cut, self._end_ids).message_at(segment_idx)
+        finally:
+            chat.forget_texts()
 
     def _render(self, chat: Chat, *, reply_prompt: bool = True) -> Rendered:
         cut = chat.cut(chat.text(reply_prompt=reply_prompt))

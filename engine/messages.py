@@ -11,6 +11,7 @@ from agentcache.engine.tokenizer import check_encodable
 from agentcache.errors import InvalidRequest
 
 __all__ = [
+    "REASONING_NAMES",
     "STANDARD_ROLES",
     "call_order",
     "checked_messages",
@@ -21,6 +22,14 @@ __all__ = [
 ]
 
 STANDARD_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+"""Names that templates and callers know reasoning by; the first is the standard one."""
+
+_MARKS = ("mark", "cache_control")
+"""Keys that ask for a checkpoint; no template writes them."""
+
+_COMPARED_APART = frozenset({"content", "tool_calls", *REASONING_NAMES, *_MARKS})
 
 
 def checked_messages(messages: Any, roles: frozenset[str], first: int = 0) -> list[dict[str, Any]]:
@@ -84,19 +93,19 @@ def call_order(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 def same_message(known: Mapping[str, Any], given: Any) -> bool:
     """Whether a message that came back from the caller, checked or not, is the one that is known.
 
-    Not compared: `mark`, ids of tool calls, the spelling of JSON arguments, and reasoning that the
-    caller left out. Content None equals "".
+    Not compared: marks, ids of tool calls, the spelling of JSON arguments, and reasoning that the
+    caller left out. Content None equals "", and any other key without value a missing one; a
+    template may write every key that has one.
     """
     if known == given:
         return True
-    if not isinstance(given, Mapping) or known.get("role") != given.get("role"):
+    if not isinstance(given, Mapping):
         return False
     if _plain_content(known.get("content")) != _plain_content(given.get("content")):
         return False
-    reasoning = given.get("reasoning_content")
-    if reasoning and reasoning != known.get("reasoning_content"):
+    if not _same_reasoning(known, given):
         return False
-    if any(known.get(key) != given.get(key) for key in ("name", "tool_call_id")):
+    if any(known.get(key) != given.get(key) for key in {*known, *given} - _COMPARED_APART):
         return False
     return _called(known) == _called(given)
 
@@ -216,6 +225,16 @@ def _check_json(value: Any, where: str) -> None:
             _check_json(item, where)
     elif value is not None and not isinstance(value, (bool, int, float)):
         raise InvalidRequest(f"{where} holds a {type(value).__name__}; give JSON values only")
+
+
+def _same_reasoning(known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether reasoning under each name it was given is what is known, under whatever name."""
+    first = next((known[name] for name in REASONING_NAMES if known.get(name) is not None), None)
+    return all(
+        given[name] == (first if known.get(name) is None else known[name])
+        for name in REASONING_NAMES
+        if given.get(name)
+    )
 
 
 def _calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -134,7 +134,10 @@ class ReplyReader:
 
     def push(self, text: str) -> ReplyPiece:
         """What became certain with more text."""
-        self._pending += text
+        # Nothing else holds the pending text meanwhile, so that a long call grows in place.
+        pending, self._pending = self._pending, ""
+        pending += text
+        self._pending = pending
         had = len(self._content), len(self._reasoning or ()), len(self._calls)
         while self._step():
             pass

@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from agentcache.engine.messages import REASONING_NAMES
 from agentcache.engine.reply_forms import Call, NotACall
 from agentcache.engine.reply_forms.json_calls import json_call
 from agentcache.engine.reply_parser import ReplyPiece, called
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["ResponseTemplateReader"]
 
 _PIECES = re.compile(r"\w+|\s+|[^\w\s]")
-_REASONING = ("thinking", "reasoning_content", "reasoning")
+_FAULTS = (AttributeError, LookupError, RecursionError, TypeError, ValueError, re.error)
+"""What the parser, which is foreign code, raises for texts and templates it was not made for."""
+
 _GOES_ON = frozenset({("region_open", "region_chunk"), ("region_close", "region_open")})
 """Pairs of events of which the first says nothing about a tag: text outside of all tags opens a
 region with its first character, and the tag that closes it belongs to the next one."""
@@ -41,19 +44,19 @@ class ResponseTemplateReader:
     ) -> None:
         try:
             self._parser: Any = source.get_response_parser(prefix=header, tools=tools)
-        except (ValueError, TypeError) as error:
+        except _FAULTS as error:
             raise UnsupportedModel(
                 f"the tokenizer's response template cannot be used: {error}; give tool_form"
             ) from error
         self._next_call = first_call
-        self._raw = ""
+        self._raw: list[str] = []
         self._content: list[str] = []
         self._reasoning: list[str] | None = None
         self._calls: list[dict[str, Any]] = []
         self._malformed: list[str] = []
         self._failed = False
         self._take(self._parser.initial_events)
-        self._raw = ""
+        self._raw.clear()
 
     @property
     def message(self) -> dict[str, Any]:
@@ -74,13 +77,13 @@ class ResponseTemplateReader:
         """What became certain with more text."""
         had = len(self._content), len(self._reasoning or ()), len(self._calls)
         for piece in _PIECES.findall(text):
-            self._raw += piece
+            self._raw.append(piece)
             if self._failed:
                 self._say(self._take_raw())
                 continue
             try:
                 self._take(self._parser.feed(piece))
-            except (ValueError, TypeError, KeyError):
+            except _FAULTS:
                 self._give_up()
         return self._since(*had)
 
@@ -90,7 +93,7 @@ class ResponseTemplateReader:
         if not self._failed:
             try:
                 self._take(self._parser.finalize()[1])
-            except (ValueError, TypeError, KeyError):
+            except _FAULTS:
                 self._give_up()
         return self._since(*had)
 
@@ -110,15 +113,17 @@ class ResponseTemplateReader:
                 if kind == "region_close":
                     self._close_calls(event["value"])
             elif kind == "region_chunk":
-                _, _, after = self._raw.partition(event["text"])
-                self._raw = after
+                _, _, after = self._take_raw().partition(event["text"])
+                self._raw.append(after)
                 self._add(field, event["text"])
             elif (kind, following) not in _GOES_ON:
-                self._raw = ""  # a tag of its own opened or closed the region
+                self._raw.clear()  # a tag of its own opened or closed the region
 
     def _add(self, field: str, text: str) -> None:
-        if field in _REASONING:
-            self._reasoning = [*(self._reasoning or []), text]
+        if field in REASONING_NAMES:
+            if self._reasoning is None:
+                self._reasoning = []
+            self._reasoning.append(text)
         else:
             self._say(text)
 
@@ -147,7 +152,8 @@ class ResponseTemplateReader:
         self._content.append(text)
 
     def _take_raw(self) -> str:
-        raw, self._raw = self._raw, ""
+        raw = "".join(self._raw)
+        self._raw.clear()
         return raw
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jinja2
 from jinja2.runtime import Macro, Undefined
@@ -21,6 +21,7 @@ from agentcache.engine.template_cut import ITEMS, Unfit, cut_template, module_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import FunctionType
 
 __all__ = ["Run", "StepwiseRenderer", "StepwiseTemplate"]
 
@@ -205,14 +206,14 @@ class _Remembered:
         self._write = write
         self._written: dict[Any, tuple[Any, str]] = {}
 
-    def __call__(self, value: Any, **how: Any) -> str:
+    def __call__(self, value: Any, *args: Any, **how: Any) -> str:
         if not (isinstance(value, dict) and ("parameters" in value or "function" in value)):
-            return self._write(value, **how)
-        key = (id(value), *sorted(how.items()))
+            return self._write(value, *args, **how)
+        key = (id(value), repr(args), repr(sorted(how.items())))
         known = self._written.get(key)
         if known is not None and known[0] is value:
             return known[1]
-        text = self._write(value, **how)
+        text = self._write(value, *args, **how)
         if len(self._written) >= _MOST_SCHEMAS:
             self._written.clear()
         self._written[key] = (value, text)
@@ -229,25 +230,44 @@ class _Watched(list[Any]):
 
 
 def _run_for(runs: list[Run], inputs: dict[str, Any], start: _Spaces) -> Run:
-    """The run that began like this, or a new one, moved to the end of the list."""
-    for index, run in enumerate(runs):
-        if run.start == start and _same(run.inputs, inputs):
-            runs.append(runs.pop(index))
-            return run
-    runs.append(Run(inputs, start))
-    del runs[:-_MOST_RUNS]
-    return runs[-1]
+    """The run that began like this, or a new one, moved to the end of the list.
+
+    Other threads may do the same with the list: it is replaced as one, so that one may lose the
+    run that another adds, and has to render it again, but none sees it half changed.
+    """
+    known = tuple(runs)
+    found = (run for run in known if _same_spaces(run.start, start) and _same(run.inputs, inputs))
+    run = next(found, None) or Run(inputs, start)
+    if not known or known[-1] is not run:
+        runs[:] = [*(other for other in known if other is not run), run][-_MOST_RUNS:]
+    return run
+
+
+def _same_spaces(a: _Spaces, b: _Spaces) -> bool:
+    """Whether namespaces begin with the same values."""
+    return a.keys() == b.keys() and all(_same(space, b[name]) for name, space in a.items())
 
 
 def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two runs see equal values. Macros are the template's own, made anew each time; values
+    """Whether two runs see equal values under the same names."""
+    return a.keys() == b.keys() and all(_equal(value, b[name]) for name, value in a.items())
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether values are written alike. Macros are the template's own, made anew each time; values
     that are equal under other types, such as 1 and True, may be written otherwise."""
-    return a.keys() == b.keys() and all(
-        value is b[name]
-        or (type(value) is type(b[name]) and isinstance(value, (Macro, Undefined)))
-        or (value == b[name] and repr(value) == repr(b[name]))
-        for name, value in a.items()
-    )
+    if a is b:
+        return True
+    if isinstance(a, Macro):
+        return isinstance(b, Macro) and _code(a) is _code(b)
+    if isinstance(a, Undefined):
+        return type(a) is type(b)
+    return bool(a == b) and repr(a) == repr(b)
+
+
+def _code(macro: Macro) -> object:
+    """What is the same for each making of one macro."""
+    return cast("FunctionType", macro._func).__code__
 
 
 def _is_plain(inputs: Mapping[str, Any], spaces: Mapping[str, Namespace]) -> bool:

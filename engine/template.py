@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from agentcache.engine.messages import (
+    REASONING_NAMES,
     STANDARD_ROLES,
     call_order,
     checked_messages,
@@ -42,9 +43,6 @@ _FAULTS = (
     ValueError,
 )
 """What a template, which is foreign code, raises for messages it was not written for."""
-
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names that templates and callers know reasoning by; the first is the standard one."""
 
 _ODD_CHAR = "\ufdd0"
 """A character that stands for nothing, so that no text begins with it."""
@@ -179,7 +177,7 @@ class ChatTemplate:
         if "tool_calls" in message:
             calls = [self._fitting_call(call) for call in message["tool_calls"]]
             shielded["tool_calls"] = shield.hide(calls)
-        reasoning = next((shielded[name] for name in _REASONING if name in shielded), None)
+        reasoning = next((shielded[name] for name in REASONING_NAMES if name in shielded), None)
         if reasoning is None:
             return shielded
         return {"thinking": reasoning, **shielded, "reasoning_content": reasoning}

@@ -166,9 +166,12 @@ def _loop_attribute(node: nodes.Getattr) -> bool:
 
 
 def _neighbour(node: nodes.Getitem) -> bool:
-    """`messages[0]`, or the message beside the loop's own."""
+    """`messages[0]`, or the message beside the loop's own.
+
+    Any other constant place may lie behind the loop's own, or not be there yet.
+    """
     place, step = node.arg, 0
-    if isinstance(place, nodes.Const) and type(place.value) is int and place.value >= 0:
+    if isinstance(place, nodes.Const) and type(place.value) is int and place.value == 0:
         return False
     if isinstance(place, (nodes.Add, nodes.Sub)) and isinstance(place.right, nodes.Const):
         if place.right.value != 1:

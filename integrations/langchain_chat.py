@@ -25,7 +25,10 @@ from agentcache.integrations._langchain.calls import (
     OPTIONS,
     Call,
     Pieces,
+    abegun,
+    afinish,
     begun,
+    finish,
     make_call,
     reply_of,
 )
@@ -311,6 +314,7 @@ class ChatAgentCache(BaseChatModel):
                 else:
                     with begun(call, visit) as stream:
                         turn = stream.turn
+                finish(call, visit, turn)
                 return ChatResult(generations=[ChatGeneration(message=reply_of(call, visit, turn))])
 
     async def _agenerate(
@@ -327,6 +331,7 @@ class ChatAgentCache(BaseChatModel):
                     turn: Any = await visit.session.acomplete(
                         call.messages, tools=call.tools, **call.options
                     )
+                await afinish(call, visit, turn)
                 return ChatResult(generations=[ChatGeneration(message=reply_of(call, visit, turn))])
 
     def _stream(
@@ -342,6 +347,7 @@ class ChatAgentCache(BaseChatModel):
                 pieces = Pieces()
                 for delta in stream:
                     yield from pieces.chunks(delta)
+                finish(call, visit, stream.turn)
                 yield pieces.last(call, visit, stream.turn)
 
     async def _astream(
@@ -353,12 +359,14 @@ class ChatAgentCache(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         with translated():
             call, visit = await self._aprepare(messages, stop, kwargs)
-            with visit, begun(call, visit) as stream:
-                pieces = Pieces()
-                async for delta in stream:
-                    for chunk in pieces.chunks(delta):
-                        yield chunk
-                yield pieces.last(call, visit, stream.turn)
+            with visit:
+                async with abegun(call, visit) as stream:
+                    pieces = Pieces()
+                    async for delta in stream:
+                        for chunk in pieces.chunks(delta):
+                            yield chunk
+                    await afinish(call, visit, stream.turn)
+                    yield pieces.last(call, visit, stream.turn)
 
     def _prepare(
         self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]

@@ -162,7 +162,7 @@ class EvictionOrder:
         self._changed: dict[Node, None] = {}
         self._ticket = itertools.count(1)
         self._num_entries = 0  # at most, since the last time stale ones were thrown out
-        self._compact_at = 1024
+        self._compact_at = _MIN_ENTRIES
 
     def push(self, node: Node, now: float) -> None:
         """Put a node at its present place."""
@@ -238,12 +238,12 @@ class EvictionOrder:
         return None
 
     def _compact(self) -> None:
-        """Throw stale entries out once they may be the most; amortised O(1) per push."""
+        """Throw stale entries out once they may be a sixth; amortised O(1) per push."""
         for heap in (*self._heaps, self._timers):
             heap[:] = [entry for entry in heap if entry[1] == entry[2].stamp]
             heapq.heapify(heap)
         self._num_entries = sum(map(len, self._heaps))
-        self._compact_at = max(1024, 2 * self._num_entries)
+        self._compact_at = max(_MIN_ENTRIES, self._num_entries * 6 // 5)
 
 
 _Entry = tuple[float, int, Node]
@@ -252,3 +252,6 @@ _Entry = tuple[float, int, Node]
 _MOST_CHANGED = 4
 """Notes that are kept before nodes are ranked without anybody asking: about a turn's, so that each
 turn pays for its own."""
+
+_MIN_ENTRIES = 256
+"""So few entries are kept, stale or not, before stale ones are looked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,8 @@ __all__ = ["Calls"]
 class Calls:
     """Runs the calls of one session; stateless beside its record, so for any thread or task.
 
-    `make` gives a call's prompt and may raise; it runs on the caller's thread, and time to first
-    token counts from before it.
+    `make` gives a call's prompt and may raise. It runs on the caller's thread, for async callers on
+    another one: a long list takes a while to render. Time to first token counts from before it.
     """
 
     def __init__(self, host: Host, record: SessionRecord[History]) -> None:
@@ -47,9 +48,11 @@ class Calls:
     ) -> Turn | TurnStream:
         if self._host.recorder is not None:
             self._host.recorder.wait(key_of(self._record))
-        if stream:
-            return self._stream(make, options)
-        submission = self._submit(make, options, None)
+        turns = TurnStream() if stream else None
+        submission = self._submit(make, options, turns, self._host.clock.now())
+        if turns is not None:
+            turns.attach(submission.future, submission.cancel)
+            return turns
         try:
             turn: Turn = submission.future.result()
         except BaseException:
@@ -63,9 +66,11 @@ class Calls:
         recorder, key = self._host.recorder, key_of(self._record)
         if recorder is not None and not recorder.is_ready(key):
             await asyncio.to_thread(recorder.wait, key)
-        if stream:
-            return self._stream(make, options)
-        submission = self._submit(make, options, None)
+        turns = TurnStream() if stream else None
+        submission = await self._asubmit(make, options, turns)
+        if turns is not None:
+            turns.attach(submission.future, submission.cancel)
+            return turns
         try:
             turn: Turn = await asyncio.wrap_future(submission.future)
         except BaseException:
@@ -73,17 +78,37 @@ class Calls:
             raise
         return turn
 
-    def _stream(self, make: Callable[[], Prompt], options: CallOptions) -> TurnStream:
-        stream = TurnStream()
-        submission = self._submit(make, options, stream)
-        stream.attach(submission.future, submission.cancel)
-        return stream
-
-    def _submit(
+    async def _asubmit(
         self, make: Callable[[], Prompt], options: CallOptions, stream: TurnStream | None
     ) -> Submission:
-        """Make the prompt and queue the call; time to first token counts from here."""
+        """`_submit` off the event loop. Who stops waiting for it has cancelled the call as well."""
         begun_at = self._host.clock.now()
+        made: list[Submission] = []
+        is_left = threading.Event()
+
+        def submit() -> Submission:
+            submission = self._submit(make, options, stream, begun_at)
+            made.append(submission)
+            if is_left.is_set():
+                submission.cancel()
+            return submission
+
+        try:
+            return await asyncio.to_thread(submit)
+        except BaseException:
+            is_left.set()  # the thread goes on, and sees this or has put its submission there
+            for submission in made:
+                submission.cancel()
+            raise
+
+    def _submit(
+        self,
+        make: Callable[[], Prompt],
+        options: CallOptions,
+        stream: TurnStream | None,
+        begun_at: float,
+    ) -> Submission:
+        """Make the prompt and queue the call."""
         check_options(options)
         prompt = make()
         if stream is not None:

@@ -51,7 +51,7 @@ class Session:
         self._calls = Calls(host, record)
         self._detached = False
         # Nobody can ask for a session again whose id nobody was told: it ends with its handle.
-        self._collect = weakref.finalize(self, _collect, host, record) if is_unnamed else None
+        self._collect = weakref.finalize(self, _end, host, record, False) if is_unnamed else None
         if self._collect is not None:
             self._collect.atexit = False
         if not record.announced:
@@ -308,15 +308,13 @@ class Session:
             **record.counts(),
         }
 
-    def close(self) -> None:
-        """Drop the session's marks; later calls raise SessionClosed. A running call finishes."""
-        was_open = not self._record.closed
-        refs = self._record.close()
-        self._host.registry.forget(self._record)
-        with suppress(RuntimeClosed):  # then the marks are gone with the cache they were in
-            self._leave(refs)
-        if was_open:
-            tell_closed(self._host, self._record)
+    def close(self, *, wait: bool = True) -> None:
+        """Drop the session's marks; later calls raise SessionClosed. A running call finishes.
+
+        wait: for the marks to be gone, which takes up to one step of the engine. Without it they go
+        some time soon: for event loops, and for finalizers, which run on any thread.
+        """
+        _end(self._host, self._record, wait)
 
     def detach(self) -> None:
         """Keep the session for `rt.session(id)`, also past the end of a `with` block."""
@@ -342,15 +340,21 @@ class Session:
 
     def _chat_prompt(self, new: Sequence[Message], tools: Tools | None, tip: int | None) -> Prompt:
         self._record.check_open()
-        return self._host.prompts.from_new(new, tools, self._record.tip(tip))
+        return self._used(self._host.prompts.from_new(new, tools, self._record.tip(tip)))
 
     def _list_prompt(
         self, messages: Sequence[Message], tools: Tools | None, tip: int | None
     ) -> Prompt:
-        return self._host.prompts.from_messages(messages, tools, self._candidates(tip))
+        candidates = self._candidates(tip)
+        return self._used(self._host.prompts.from_messages(messages, tools, candidates))
 
     def _ids_prompt(self, ids: Sequence[int] | IntArray, tip: int | None) -> Prompt:
-        return self._host.prompts.from_ids(ids, self._candidates(tip))
+        return self._used(self._host.prompts.from_ids(ids, self._candidates(tip)))
+
+    def _used(self, prompt: Prompt) -> Prompt:
+        if prompt.tip is not None:
+            self._record.use(prompt.tip)
+        return prompt
 
     def _candidates(self, tip: int | None) -> tuple[SessionTip, ...]:
         self._record.check_open()
@@ -360,13 +364,15 @@ class Session:
         return () if named is None else (named,)
 
 
-def _collect(host: Host, record: SessionRecord[History]) -> None:
-    """Close a session whose handle was dropped; on whatever thread that happens to be."""
+def _end(host: Host, record: SessionRecord[History], wait: bool) -> None:
+    """Close a session, on whatever thread its handle was closed or dropped."""
     was_open = not record.closed
     refs = record.close()
     host.registry.forget(record)
-    if refs:
-        with suppress(RuntimeClosed):
+    with suppress(RuntimeClosed):  # then the marks are gone with the cache they were in
+        if refs and wait:
+            host.on_engine(lambda: host.marks.leave(*refs))
+        elif refs:
             host.on_engine_later(lambda: host.marks.leave(*refs))
     if was_open:
         tell_closed(host, record)

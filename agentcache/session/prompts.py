@@ -261,16 +261,8 @@ class PromptBuilder:
 
         The sampled ones as far as their text lies before the cut, then what is left encoded.
         """
-        reader, said, keep = Detokenizer(self._tokenizer), "", 0
-        for count, token in enumerate(ids.tolist(), start=1):
-            said += reader.push(token)
-            if not text.startswith(said):
-                break
-            # An unfinished character is not said yet: keep up to where the text is whole.
-            if said == self._tokenizer.decode(ids[:count].tolist(), skip_special=True):
-                keep = count
-        kept = self._tokenizer.decode(ids[:keep].tolist(), skip_special=True)
-        return np.concatenate([ids[:keep], self._format.encode_reply(text[len(kept) :])])
+        num_ids, num_chars = _said_within(self._tokenizer, ids, text)
+        return np.concatenate([ids[:num_ids], self._format.encode_reply(text[num_chars:])])
 
     def extend(
         self, prompt: Prompt, reply: IntArray, frontier: int, message: Message | None
@@ -314,6 +306,32 @@ class PromptBuilder:
                 return first_new, str(prompt.messages[first_new].get("role"))
         segment = prompt.encoding.segment_at(min(token, len(prompt.ids) - 1))
         return self._format.message_at(prompt.rendered, prompt.messages, prompt.tools, segment)
+
+
+def _said_within(tokenizer: Tokenizer, ids: IntArray, text: str) -> tuple[int, int]:
+    """How many ids say no more than a beginning of `text`, and how many characters they say.
+
+    An unfinished character is not said yet: they end where the text is whole.
+    """
+    reader, said_len = Detokenizer(tokenizer), 0
+    num_ids, num_chars = 0, 0
+    begun = False
+    held: list[int] = []  # with a text, since the text was whole
+    for count, token in enumerate(ids.tolist(), start=1):
+        piece = reader.push(token)
+        if not text.startswith(piece, said_len):
+            break
+        said_len += len(piece)
+        if tokenizer.has_text(token, skip_special=True):
+            held.append(token)
+            if not piece and tokenizer.is_byte_token(token):
+                continue  # what follows decides on the whole run of bytes
+        decoded = tokenizer.decode_after(held) if begun else tokenizer.decode(held)
+        if text[num_chars:said_len] == decoded:
+            num_ids, num_chars = count, said_len
+            begun = begun or bool(held)
+            held.clear()
+    return num_ids, num_chars
 
 
 def check_ids(ids: Sequence[int] | IntArray, vocab_size: int) -> IntArray:

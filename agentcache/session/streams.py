@@ -48,7 +48,8 @@ class TurnStream:
     """Iterate for deltas, with `for` or `async for`; `turn` is there at the end.
 
     Closing it before the end cancels the call and gives back what it held; so does leaving its
-    `with` block, or dropping it. Errors of the call are raised by the iteration.
+    `with` block, or dropping it. `cancel` ends the call alone, and what it has said can still be
+    read. Errors of the call are raised by the iteration.
     """
 
     def __init__(self) -> None:
@@ -81,11 +82,19 @@ class TurnStream:
         assert self._future is not None
         return self._future.result()
 
-    def close(self) -> None:
-        """Cancel the call if it is not over."""
-        self._done = True
+    def cancel(self) -> None:
+        """Cancel the call; nothing if it is over. From any thread, and without waiting.
+
+        Deltas that were not read yet can be; after the last of a call that was cut, the iteration
+        and `turn` raise RequestCancelled.
+        """
         if self._future is not None and not self._future.done():
             self._cancel()
+
+    def close(self) -> None:
+        """Cancel the call if it is not over, and end the iteration: no delta comes any more."""
+        self._done = True
+        self.cancel()
 
     async def aclose(self) -> None:
         """The same, for async callers."""

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from agentcache.sessions.refs import SessionRef
 
-__all__ = ["Registry", "SessionRecord", "Tip"]
+__all__ = ["MAX_TIPS", "Registry", "SessionRecord", "Tip"]
+
+MAX_TIPS = 64
+"""Most tips of one session; each costs a comparison per call, and its history."""
 
 H = TypeVar("H", bound=Sized)
 
@@ -62,7 +65,7 @@ class SessionRecord(Generic[H]):
     closed: bool = False
     announced: bool = False
     forks: int = 0
-    _tips: dict[int, Tip[H]] = field(default_factory=dict)
+    _tips: dict[int, Tip[H]] = field(default_factory=dict)  # the one used last at the end
     _numbers: int = 0
     _calls: int = 0
     _prompt_tokens: int = 0
@@ -79,7 +82,7 @@ class SessionRecord(Generic[H]):
     def tips(self) -> tuple[Tip[H], ...]:
         """The standing tips, oldest first."""
         with self._lock:
-            return tuple(self._tips.values())
+            return tuple(self._tips[number] for number in sorted(self._tips))
 
     def tip(self, number: int | None) -> Tip[H] | None:
         """The named tip, or the only one; None before the first turn.
@@ -87,16 +90,23 @@ class SessionRecord(Generic[H]):
         Raises UnknownTip, or AmbiguousTip where several stand and none is named.
         """
         with self._lock:
+            standing = sorted(self._tips)
             if number is not None:
                 if number not in self._tips:
-                    raise UnknownTip(f"no tip {number}; the session stands at {list(self._tips)}")
+                    raise UnknownTip(f"no tip {number}; the session stands at {standing}")
                 return self._tips[number]
-            if len(self._tips) > 1:
+            if len(standing) > 1:
                 raise AmbiguousTip(
-                    f"session {self.id!r} stands at {len(self._tips)} tips; "
-                    f"pass tip= one of {list(self._tips)}"
+                    f"session {self.id!r} stands at {len(standing)} tips; "
+                    f"pass tip= one of {standing}"
                 )
-            return next(iter(self._tips.values()), None)
+            return self._tips[standing[0]] if standing else None
+
+    def use(self, tip: Tip[H]) -> None:
+        """A call goes on from the tip, which makes it the one used last."""
+        with self._lock:
+            if tip.number in self._tips:
+                self._tips[tip.number] = self._tips.pop(tip.number)
 
     def advance(
         self, base: Tip[H] | None, shared_len: int, history: H, ref: SessionRef
@@ -105,8 +115,9 @@ class SessionRecord(Generic[H]):
 
         The new tip takes the place of `base`, also where it shares only the first `shared_len`
         tokens of it; its path goes on from the last turn that it shares whole. Parallel turns on
-        one tip leave one tip each. On a session closed meanwhile there is no new tip, and the
-        turn's own mark is to be left.
+        one tip leave one tip each, up to `MAX_TIPS`: beyond them the tip that no call has used for
+        longest is none any more. On a session closed meanwhile there is no new tip, and the turn's
+        own mark is to be left.
         """
         with self._lock:
             if self.closed:
@@ -117,9 +128,7 @@ class SessionRecord(Generic[H]):
                 parent = parent.parent
             index = 1 if parent is None else parent.index + 1
             tip = Tip(self._numbers, index, history, ref, parent)
-            self._tips[tip.number] = tip
-            gone = None if base is None else self._tips.pop(base.number, None)
-            return tip, [] if gone is None else [gone.ref]
+            return tip, self._stand(tip, base)
 
     def stand_at(
         self, leaving: Tip[H] | None, target: Tip[H] | None, ref: SessionRef | None
@@ -127,13 +136,22 @@ class SessionRecord(Generic[H]):
         """Stand at `target` with mark `ref` instead of `leaving`; the marks to leave."""
         with self._lock:
             self.check_open()
-            gone = None if leaving is None else self._tips.pop(leaving.number, None)
+            moved = None
             if target is not None:
                 assert ref is not None
                 self._numbers += 1
                 moved = Tip(self._numbers, target.index, target.history, ref, target.parent)
-                self._tips[moved.number] = moved
-            return [] if gone is None else [gone.ref]
+            return self._stand(moved, leaving)
+
+    def _stand(self, tip: Tip[H] | None, instead_of: Tip[H] | None) -> list[SessionRef]:
+        """One tip in place of another; the marks to leave."""
+        gone = None if instead_of is None else self._tips.pop(instead_of.number, None)
+        left = [] if gone is None else [gone.ref]
+        if tip is not None:
+            self._tips[tip.number] = tip
+        while len(self._tips) > MAX_TIPS:
+            left.append(self._tips.pop(next(iter(self._tips))).ref)
+        return left
 
     def count(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Add one finished call."""
@@ -161,7 +179,7 @@ class SessionRecord(Generic[H]):
         """No more turns; the marks to leave. Twice is the same as once."""
         with self._lock:
             self.closed = True
-            refs = [tip.ref for tip in self._tips.values()]
+            refs = [tip.ref for tip in self.tips()]
             self._tips.clear()
             return refs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from agentcache.types import IntArray
 
 __all__ = ["TurnWriter", "session_digest"]
+
+_LOG = logging.getLogger("agentcache")
 
 # Made once: building a statement takes longer than running it.
 _FIND_SESSION = select(Session.id).where(
@@ -76,7 +79,7 @@ class TurnWriter:
 
     def write(self, database: Database, turn: FinishedTurn, at: float) -> None:
         """One turn in one transaction. Raises StoreError."""
-        miss = turn.miss()
+        miss = _miss(turn)
         messages = (*turn.messages, *(() if turn.answer is None else (turn.answer,)))
         with database.writing() as connection:
             session = self._session(connection, turn.session, at)
@@ -91,7 +94,7 @@ class TurnWriter:
                 "base_id": None if base is None else base.row,
                 "base_messages": shared,
                 "toolset": toolset,
-                "miss": None if miss is None else dict(miss),
+                "miss": miss,
                 "created": at,
                 **_tokens(turn, 0 if base is None else turn.shared_len),
                 **_counts(turn),
@@ -142,6 +145,17 @@ class TurnWriter:
 def _key(row: Any) -> int:
     assert row is not None
     return int(row[0])
+
+
+def _miss(turn: FinishedTurn) -> dict[str, Any] | None:
+    """The report of a miss; None where there is none, or it cannot be made."""
+    try:
+        miss = turn.miss()
+    except Exception as error:  # it runs the model's own template; the turn is worth more
+        id = turn.session.id[:80]
+        _LOG.error("a turn of session %r is stored without the report of its miss: %s", id, error)
+        return None
+    return None if miss is None else dict(miss)
 
 
 def _num_equal(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,17 @@ if TYPE_CHECKING:
     from agentcache.integrations._langchain.grammar import ReplyForms
     from agentcache.integrations._langchain.sessions import Visit
 
-__all__ = ["OPTIONS", "Call", "Pieces", "begun", "make_call", "reply_of"]
+__all__ = [
+    "OPTIONS",
+    "Call",
+    "Pieces",
+    "abegun",
+    "afinish",
+    "begun",
+    "finish",
+    "make_call",
+    "reply_of",
+]
 
 OPTIONS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
@@ -169,11 +180,28 @@ def begun(call: Call, visit: Visit) -> Iterator[TurnStream]:
     stream: TurnStream = visit.session.complete(
         call.messages, tools=call.tools, stream=True, **call.options
     )
+    with _limited(call, stream):
+        yield stream
+
+
+@asynccontextmanager
+async def abegun(call: Call, visit: Visit) -> AsyncIterator[TurnStream]:
+    """The same for async callers: the messages are rendered off the event loop."""
+    async with asyncio.timeout(call.timeout):
+        stream: Any = await visit.session.acomplete(
+            call.messages, tools=call.tools, stream=True, **call.options
+        )
+    with _limited(call, stream):
+        yield stream
+
+
+@contextmanager
+def _limited(call: Call, stream: TurnStream) -> Iterator[None]:
     late = threading.Event()
 
     def stop() -> None:
         late.set()
-        stream.close()
+        stream.cancel()
 
     timer = None if call.timeout is None else threading.Timer(call.timeout, stop)
     if timer is not None:
@@ -181,7 +209,7 @@ def begun(call: Call, visit: Visit) -> Iterator[TurnStream]:
         timer.start()
     try:
         with stream:
-            yield stream
+            yield
     except RequestCancelled as error:
         if late.is_set():
             raise TimeoutError(f"no whole reply within {call.timeout} s") from error
@@ -191,9 +219,21 @@ def begun(call: Call, visit: Visit) -> Iterator[TurnStream]:
             timer.cancel()
 
 
+def finish(call: Call, visit: Visit, turn: Turn) -> None:
+    """The turn was made: its branch knows it from now on."""
+    if turn.tip is not None:
+        visit.finish((*call.given, *digests([turn.message])), turn.index)
+
+
+async def afinish(call: Call, visit: Visit, turn: Turn) -> None:
+    """The same for async callers: why not more was reused is worked out off the event loop, as that
+    may take a few renderings."""
+    finish(call, visit, turn)
+    await asyncio.to_thread(getattr, turn, "miss")
+
+
 def reply_of(call: Call, visit: Visit, turn: Turn) -> AIMessage:
-    """A finished turn as a message; its branch knows it from now on."""
-    _finish(call, visit, turn)
+    """A finished turn as a message."""
     said = turn.message
     good, bad = parsed_calls(said.get("tool_calls") or ())
     return AIMessage(
@@ -226,7 +266,6 @@ class Pieces:
 
     def last(self, call: Call, visit: Visit, turn: Turn) -> ChatGenerationChunk:
         """The end: counts and what else is known of the whole turn."""
-        _finish(call, visit, turn)
         return ChatGenerationChunk(
             message=AIMessageChunk(
                 content="",
@@ -235,11 +274,6 @@ class Pieces:
                 chunk_position="last",
             )
         )
-
-
-def _finish(call: Call, visit: Visit, turn: Turn) -> None:
-    if turn.tip is not None:
-        visit.finish((*call.given, *digests([turn.message])), turn.index)
 
 
 def _reasoning(text: str | None) -> dict[str, Any]:

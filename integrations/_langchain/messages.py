@@ -179,8 +179,12 @@ def digests(messages: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
 
 
 def message_digest(message: Mapping[str, Any]) -> int:
-    """The number of one message."""
-    said: tuple[Any, ...] = (
+    """The number of one message.
+
+    It is made of texts alone: Python's hashes of other values are equal for -1 and -2, or 1 and
+    True.
+    """
+    said: tuple[str | None, ...] = (
         message["role"],
         message["content"],
         message.get("tool_call_id"),
@@ -188,26 +192,23 @@ def message_digest(message: Mapping[str, Any]) -> int:
     )
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        said += (function["name"], _arguments_digest(function["arguments"]))
+        said += (function["name"], _spelled(function["arguments"]))
     return hash(said)
 
 
-def _arguments_digest(arguments: Any) -> int:
+_canonical = json.JSONEncoder(sort_keys=True, default=str).encode
+"""A value's JSON, whatever the order of its keys. Made once: `json.dumps` would make an encoder for
+each call."""
+
+
+def _spelled(arguments: Any) -> str:
+    """Arguments in the one spelling of their value; a text that is no JSON is its own."""
     try:
-        return _hash(json.loads(arguments) if isinstance(arguments, str) else arguments)
-    except ValueError:
-        return hash(arguments)
-    except RecursionError:
-        return 0  # the call will be refused
-
-
-def _hash(value: Any) -> int:
-    """Of a JSON value, whatever the order of its keys."""
-    if isinstance(value, dict):
-        return hash(frozenset([(key, _hash(item)) for key, item in value.items()]))
-    if isinstance(value, (list, tuple)):
-        return hash(tuple(map(_hash, value)))
-    return hash(value)
+        return _canonical(json.loads(arguments) if isinstance(arguments, str) else arguments)
+    except TypeError:
+        return repr(arguments)  # keys of several types, which have no order
+    except (ValueError, RecursionError):
+        return arguments if isinstance(arguments, str) else ""  # the call will be refused
 
 
 def parsed_calls(

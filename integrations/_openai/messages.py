@@ -12,6 +12,7 @@ __all__ = ["read_messages", "read_tools"]
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEPT = ("name", "reasoning_content", "tool_call_id")
 _REFUSED = ("audio", "function_call", "images")
+_MAX_TOOLS = 1024
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
@@ -36,11 +37,15 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         return None
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
         raise InvalidField("tools", f"is of type {type(value).__name__}; give a list")
+    if len(value) > _MAX_TOOLS:
+        raise InvalidField("tools", f"holds {len(value)} tools, the limit is {_MAX_TOOLS}")
     tools = [_tool(item, f"tools[{at}]") for at, item in enumerate(value)]
-    names = [tool["function"]["name"] for tool in tools]
-    for at, name in enumerate(names):
-        if name in names[:at]:
+    names: set[str] = set()
+    for at, tool in enumerate(tools):
+        name = tool["function"]["name"]
+        if name in names:
             raise InvalidField(f"tools[{at}].function.name", f"is {name!r} a second time")
+        names.add(name)
     return tools or None
 
 

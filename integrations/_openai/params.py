@@ -48,6 +48,10 @@ _NUMBERS = {
 }
 """Of two names for one option the first counts."""
 
+_MAX_STOPS = 16
+_MAX_STOP_LEN = 1000
+"""Each token's text is held against every stop text."""
+
 _READ = frozenset(
     {
         *_NUMBERS,
@@ -179,6 +183,13 @@ def _stop(value: Any) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) and t for t in texts):
         raise InvalidField("stop", f"is {value!r}; give a text or a list of texts")
+    if len(texts) > _MAX_STOPS:
+        raise InvalidField("stop", f"holds {len(texts)} texts, the limit is {_MAX_STOPS}")
+    longest = max(map(len, texts), default=0)
+    if longest > _MAX_STOP_LEN:
+        raise InvalidField(
+            "stop", f"holds a text of {longest} characters, the limit is {_MAX_STOP_LEN}"
+        )
     check_value(texts, "stop")
     return list(texts)
 

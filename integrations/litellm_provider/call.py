@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from litellm.types.utils import ModelResponse
 
-    from agentcache import Runtime, Session, TurnStream
+    from agentcache import Runtime, TurnStream
     from agentcache.integrations._openai import Call, ReplyForm
-    from agentcache.integrations.litellm_provider.models import Model
+    from agentcache.integrations.litellm_provider.models import Model, Use
 
 __all__ = ["Running", "begin", "translated"]
 
@@ -60,16 +60,14 @@ def begin(model: Model, kwargs: Mapping[str, Any]) -> Running:
         ignored=_IGNORED,
         drop=litellm.drop_params is True or settings.get("drop_params") is True,
     )
-    runtime = model.runtime()
-    session = model.sessions.open(runtime, id)
+    runtime, timeout_s = model.runtime(), _seconds(kwargs.get("timeout"))
+    use = model.sessions.open(runtime, id)
     try:
-        stream = session.complete(call.messages, tools=call.tools, stream=True, **call.options)
+        stream = use.session.complete(call.messages, tools=call.tools, stream=True, **call.options)
     except BaseException:
-        if id is None:
-            session.close()
+        use.end()
         raise
-    unnamed = session if id is None else None
-    return Running(model.name, runtime, call, stream, unnamed, _seconds(kwargs.get("timeout")))
+    return Running(model.name, runtime, call, stream, use, timeout_s)
 
 
 def _session_id(
@@ -122,7 +120,7 @@ class Running:
         runtime: Runtime,
         call: Call,
         stream: TurnStream,
-        unnamed: Session | None,
+        use: Use,
         timeout_s: float | None,
     ) -> None:
         self.id = f"chatcmpl-{uuid4()}"
@@ -130,7 +128,7 @@ class Running:
         self.form: ReplyForm = call.form
         self.stream = stream
         self._runtime = runtime
-        self._unnamed = unnamed
+        self._use = use
         self._timeout_s = timeout_s
         self._is_late = False
         self._timer: threading.Timer | None = None
@@ -146,12 +144,12 @@ class Running:
         self.stream.close()
 
     def close(self) -> None:
-        """Give everything back; a turn that is not over is cancelled."""
+        """Give everything back; a turn that is not over is cancelled. Waits for nothing: event
+        loops and the garbage collector call it."""
         if self._timer is not None:
             self._timer.cancel()
         self.stream.close()
-        if self._unnamed is not None:
-            self._unnamed.close()
+        self._use.end()
 
     def __del__(self) -> None:
         self.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import litellm
@@ -16,10 +18,31 @@ if TYPE_CHECKING:
 
     from agentcache import Session
 
-__all__ = ["PROVIDER", "Model", "Sessions"]
+__all__ = ["PROVIDER", "Model", "Sessions", "Use"]
 
 PROVIDER = "agentcache"
 """What models' names begin with."""
+
+
+class Use:
+    """A session in the hands of one call, until `end`."""
+
+    def __init__(self, session: Session, end: Callable[[], None]) -> None:
+        self.session = session
+        self._end = end
+
+    def end(self) -> None:
+        """The call is over. Waits for nothing; twice is the same as once."""
+        self._end()
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A session that is kept between calls, and the calls that have it now."""
+
+    session: Session
+    used_at: float
+    calls: set[object] = field(default_factory=set)
 
 
 class Sessions:
@@ -36,39 +59,49 @@ class Sessions:
         self._max_sessions = max_sessions
         self._idle_s = idle_s
         self._clock = clock
-        self._kept: OrderedDict[str, tuple[Session, float]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._lock = threading.RLock()  # listeners hear of a close while it is held
 
-    def open(self, runtime: Runtime, id: str | None) -> Session:
+    def open(self, runtime: Runtime, id: str | None) -> Use:
         """The session of an id, or one without a name; closes those that had their time."""
         if id is None:
-            return runtime.session(tenant=self._tenant)
-        now = self._clock()
+            unnamed = runtime.session(tenant=self._tenant)
+            return Use(unnamed, partial(unnamed.close, wait=False))
+        now, call = self._clock(), object()
         with self._lock:
-            kept = self._kept.pop(id, None)
-            session = runtime.session(id, tenant=self._tenant) if kept is None else kept[0]
-            if session.closed:
-                session = runtime.session(id, tenant=self._tenant)
-            self._kept[id] = (session, now)
-            leaving = self._take_leaving(now)
-        for old in leaving:
-            old.close()
-        return session
+            kept = self._kept.get(id)
+            if kept is None or kept.session.closed:
+                kept = _Kept(runtime.session(id, tenant=self._tenant), now)
+                self._kept[id] = kept
+            self._kept.move_to_end(id)
+            kept.used_at = now
+            kept.calls.add(call)
+            # Under the lock, so that nobody is handed a session that is about to be closed.
+            for each in [self._kept.pop(name) for name in self._leaving(now)]:
+                each.session.close(wait=False)
+        return Use(kept.session, partial(self._end, kept, call))
 
-    def _take_leaving(self, now: float) -> list[Session]:
-        leaving = []
-        while self._kept:
-            session, used_at = next(iter(self._kept.values()))
-            if len(self._kept) <= self._max_sessions and now - used_at <= self._idle_s:
-                break
-            leaving.append(session)
-            self._kept.popitem(last=False)
-        return leaving
+    def _leaving(self, now: float) -> list[str]:
+        """Ids of sessions that no call has and whose time is over, or that are too many."""
+        idle = [(kept.used_at, id) for id, kept in self._kept.items() if not kept.calls]
+        idle.sort(key=itemgetter(0))
+        excess = len(self._kept) - self._max_sessions
+        return [
+            id
+            for at, (used_at, id) in enumerate(idle)
+            if at < excess or now - used_at > self._idle_s
+        ]
+
+    def _end(self, kept: _Kept, call: object) -> None:
+        # Without the lock: calls that nobody holds any more end wherever garbage is collected.
+        if call in kept.calls:
+            kept.used_at = self._clock()
+            kept.calls.discard(call)
 
     def close(self) -> None:
         """Close all of them."""
         with self._lock:
-            kept = [session for session, _ in self._kept.values()]
+            kept = [each.session for each in self._kept.values()]
             self._kept.clear()
         for session in kept:
             session.close()

@@ -33,7 +33,9 @@ async def messages(request: web.Request) -> web.StreamResponse:
     server = server_of(request)
     body, values = await server.read(request, MessagesRequest)
     server.check_model(body.model)
-    call = read_messages_call(body, server.runtime.tool_call_grammar)
+    call = await server.read_call(
+        request, lambda: read_messages_call(body, server.runtime.tool_call_grammar)
+    )
     work = Work(
         operation="chat",
         start=lambda session: session.complete(
@@ -69,10 +71,13 @@ async def count_tokens(request: web.Request) -> web.Response:
     server = server_of(request)
     body, _ = await server.read(request, CountRequest)
     server.check_model(body.model)
-    call = read_messages_call(body, server.runtime.tool_call_grammar)
-    prompts = server.runtime.prompts
-    prompt = await server.threads.run(lambda: prompts.from_messages(call.messages, call.tools, ()))
-    return web.json_response({"input_tokens": len(prompt.ids)})
+    runtime = server.runtime
+
+    def count() -> int:
+        call = read_messages_call(body, runtime.tool_call_grammar)
+        return len(runtime.prompts.from_messages(call.messages, call.tools, ()).ids)
+
+    return web.json_response({"input_tokens": await server.compute(count)})
 
 
 _EMPTY: dict[str, Any] = {

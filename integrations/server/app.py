@@ -8,10 +8,11 @@ import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from agentcache.integrations._openai import read_session_id
 from agentcache.integrations.server.admission import Admission
-from agentcache.integrations.server.auth import Identity, names_loopback
+from agentcache.integrations.server.auth import Identity, is_loopback_origin, names_loopback
 from agentcache.integrations.server.calls import Calls
 from agentcache.integrations.server.errors import ApiError, is_anthropic, translate
 from agentcache.integrations.server.metrics import Metrics
@@ -22,7 +23,7 @@ from agentcache.integrations.server.tracing import Tracing
 from agentcache.integrations.server.wire import Wire, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from agentcache import Runtime
     from agentcache.integrations.server.config import ServerConfig
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["SERVER", "Server", "server_of"]
 
 M = TypeVar("M", bound=Wire)
+T = TypeVar("T")
 
 _LARGE_BODY = 2**18
-"""Bodies from this size on are parsed off the event loop."""
+"""Bodies from this size on are parsed and read off the event loop."""
 
 
 class Server:
@@ -92,9 +94,25 @@ class Server:
                 raw = await request.read()
         except web.HTTPRequestEntityTooLarge as error:
             raise _too_large(limit) from error
+        except TimeoutError as error:
+            seconds = self.config.request_timeout_s
+            raise _unread(408, f"the body did not come within {seconds:g} s") from error
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise _unread(400, "the body is not what its content-encoding says") from error
         if len(raw) < _LARGE_BODY:
             return read_json(raw, model)
         return await self.threads.run(lambda: read_json(raw, model))
+
+    async def read_call(self, request: web.Request, reading: Callable[[], T]) -> T:
+        """What `reading` makes of a body that was read; a large one is worked on off the loop."""
+        if len(await request.read()) < _LARGE_BODY:
+            return reading()
+        return await self.threads.run(reading)
+
+    async def compute(self, function: Callable[[], T]) -> T:
+        """Run what is short but no call, in a place among the calls. Raises ApiError 429, 503."""
+        with self.admission.place(lambda _: None):  # it ends by itself
+            return await self.threads.run(function)
 
     def check_model(self, name: str) -> None:
         """Raises ApiError 404 for a model that is not served."""
@@ -142,6 +160,11 @@ def _too_large(limit: int) -> ApiError:
     )
 
 
+def _unread(status: int, message: str) -> ApiError:
+    """What is left of the body cannot be told from a next request."""
+    return ApiError(status, message, headers={"Connection": "close"})
+
+
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Errors become answers; every answer is counted and has an id."""
@@ -167,12 +190,19 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Nobody without a key, where there are keys; else nobody by another name than this machine's.
 
-    Without that, a page that a browser here has open could make its own name point to this server.
+    Without that, a page that a browser here has open could make its own name point to this server,
+    or send what needs no answer, as to close a session.
     """
     server = server_of(request)
     config = server.config
     if config.is_open and not names_loopback(request.headers.get("Host", "")):
         raise ApiError(403, "this server answers to localhost only; give it API keys to open it")
+    origin = request.headers.get("Origin")
+    if config.is_open and origin is not None and not is_loopback_origin(origin):
+        raise ApiError(
+            403,
+            f"this server answers to no page of {origin[:80]!r}; give it API keys to open it",
+        )
     route = server.route_of(request)
     identity = config.keys.identity(_key(request))
     if identity is None and not (route is not None and route.is_open):

@@ -7,6 +7,7 @@ import ipaddress
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from agentcache import ConfigError
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["ApiKeys", "Identity", "is_loopback", "names_loopback"]
+__all__ = ["ApiKeys", "Identity", "is_loopback", "is_loopback_origin", "names_loopback"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,11 @@ class ApiKeys:
         tenants: dict[str, str | None] = {}
         for text in given:
             key, named, tenant = text.partition("=")
-            if not key or (named and not tenant):
-                raise ConfigError("an API key is empty, or its tenant is; write KEY or KEY=TENANT")
+            if not key or (named and not tenant.strip("=")):
+                raise ConfigError(
+                    "an API key is empty, or its tenant is; write KEY or KEY=TENANT, and put a key "
+                    "that holds = itself into a file for --api-keys"
+                )
             tenants[key] = tenant or None
         if file is not None:
             tenants.update(_read(file))
@@ -115,3 +119,21 @@ def names_loopback(header: str) -> bool:
     if host.startswith("["):
         return is_loopback(host.partition("]")[0])
     return is_loopback(host.rpartition(":")[0] or host)
+
+
+def is_loopback_origin(header: str) -> bool:
+    """Whether an Origin header is that of a page which this machine serves.
+
+    A page elsewhere may send requests here that it cannot read the answers of; they act all the
+    same.
+
+    >>> is_loopback_origin("http://localhost:8000"), is_loopback_origin("https://example.org")
+    (True, False)
+    >>> is_loopback_origin("null")
+    False
+    """
+    try:
+        origin = urlsplit(header.strip())
+    except ValueError:
+        return False
+    return origin.scheme in ("http", "https") and names_loopback(origin.netloc)

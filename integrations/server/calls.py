@@ -143,7 +143,10 @@ class Calls:
             self._tracing.span(work, used.session.id, headers) as span,
         ):
             try:
-                call.attach(used.session, await self._start(lambda: work.start(used.session)))
+                stream = await self._threads.make(
+                    lambda: work.start(used.session), lambda begun: begun.close()
+                )
+                call.attach(used.session, stream)
                 yield call
                 if call.is_finished:
                     used.note(call.turn)
@@ -165,17 +168,3 @@ class Calls:
             yield
         finally:
             timer.cancel()
-
-    async def _start(self, start: Callable[[], TurnStream]) -> TurnStream:
-        """Begin a turn on a thread; one that begins after its caller has gone is cancelled."""
-        begun = self._threads.run(start)
-        try:
-            return await asyncio.shield(begun)
-        except asyncio.CancelledError:
-            begun.add_done_callback(_close_begun)
-            raise
-
-
-def _close_begun(begun: asyncio.Future[TurnStream]) -> None:
-    if not begun.cancelled() and begun.exception() is None:
-        begun.result().close()

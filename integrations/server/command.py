@@ -72,6 +72,9 @@ def serve(
     max_sessions: Annotated[
         int, typer.Option(help="Named sessions kept; the one unused for longest is closed.")
     ] = 10_000,
+    max_response_bytes: Annotated[
+        int, typer.Option(help="Bytes that /v1/responses may remember.")
+    ] = 256 * 2**20,
     request_timeout: Annotated[
         float, typer.Option(help="Seconds that a request may take.")
     ] = 600.0,
@@ -101,6 +104,7 @@ def serve(
             request_timeout_s=request_timeout,
             grace_s=grace,
             max_sessions=max_sessions,
+            max_response_bytes=max_response_bytes,
         )
         cache = CacheConfig(budget=budget, policy=policy, max_running=max_running)
         _run(console, model, config, cache, threads, store, json_file)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from agentcache import InvalidRequest
+from agentcache.engine.stopping import StopStrings
+from agentcache.engine.tokenizer import Detokenizer
 from agentcache.integrations._openai import read_call, usage_of
 from agentcache.integrations.server.app import Server, server_of
 from agentcache.integrations.server.calls import Work
@@ -21,10 +23,11 @@ from agentcache.integrations.server.wire import without_nulls
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentcache import Runtime, Session, TokenLogprob, Turn, TurnStream
+    from agentcache import Session, TokenLogprob, Turn, TurnStream
+    from agentcache.engine.tokenizer import Tokenizer
     from agentcache.integrations.server.calls import RunningCall
 
-__all__ = ["CompletionRequest", "routes"]
+__all__ = ["CompletionRequest", "RawText", "routes"]
 
 _ANY_MESSAGE = [{"role": "user", "content": "-"}]
 
@@ -44,7 +47,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     server = server_of(request)
     body, values = await server.read(request, CompletionRequest)
     server.check_model(body.model)
-    options = _options(server, body, values)
+    options = await server.read_call(request, lambda: _options(server, body, values))
     prompt = _one_prompt(body.prompt)
     work = Work(
         operation="text_completion",
@@ -121,14 +124,15 @@ class _Answer:
         self, request: web.Request, running: RunningCall, *, with_usage: bool
     ) -> web.StreamResponse:
         """Texts as they come; then the reason for the end, the usage where asked for, [DONE]."""
-        text = _RawText(self._server.runtime, self._stops)
+        runtime = self._server.runtime
+        text = RawText(runtime.tokenizer, self._stops, runtime.end_id)
         async with event_stream(request, self._server.config.ping_s) as events:
             async for delta in running.deltas():
                 piece = text.push(delta.ids)
                 if piece:
                     await events.send(self._chunk(piece))
             turn = running.turn
-            await events.send(self._chunk(turn.text.removeprefix(text.said), turn))
+            await events.send(self._chunk(text.rest(turn.text), turn))
             if with_usage:
                 usage = {"choices": [], "usage": usage_of(turn.usage)}
                 await events.send({**self._head, **usage})
@@ -160,34 +164,28 @@ class _Answer:
         }
 
 
-class _RawText:
-    """The text of ids as they come, markup included, less what a stop string may yet cut off."""
+class RawText:
+    """The text of ids as they come, markup included, less what a stop string may yet cut off.
 
-    def __init__(self, runtime: Runtime, stops: Sequence[str]) -> None:
-        self.said = ""
-        self._tokenizer = runtime.tokenizer
-        self._stops = tuple(stops)
-        self._held_len = max((len(stop) for stop in stops), default=1) - 1
-        self._ids: list[int] = []
-        self._text = ""
+    It is made as the turn's own text is, so all that was said is the beginning of that.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], end_id: int | None) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops)
+        self._end_id = end_id
+        self._said_len = 0
 
     def push(self, ids: Sequence[int]) -> str:
         """What is certain now and was not before."""
-        tokenizer = self._tokenizer
-        self._ids += [i for i in ids if tokenizer.has_text(i, skip_special=True)]
-        text = tokenizer.decode_after(self._ids)
-        if text.endswith("\ufffd") and len(self._ids) < _MAX_UNSETTLED:
-            return ""  # the rest of a character is to come
-        self._ids = []
-        self._text += text
-        found = [at for at in map(self._text.find, self._stops) if at >= 0]
-        piece = self._text[: min(found, default=max(0, len(self._text) - self._held_len))]
-        self._text = self._text[len(piece) :]
-        self.said += piece
+        text = "".join(self._detokenizer.push(id) for id in ids if id != self._end_id)
+        piece, _ = self._stops.push(text)
+        self._said_len += len(piece)
         return piece
 
-
-_MAX_UNSETTLED = 16
+    def rest(self, whole: str) -> str:
+        """What has not been said of the finished turn's text."""
+        return whole[self._said_len :]
 
 
 def routes() -> list[Route]:

@@ -9,7 +9,13 @@ from agentcache.integrations.server.auth import ApiKeys, is_loopback
 
 __all__ = ["ServerConfig"]
 
-_LEAST = {"max_tokens": 1, "max_queue": 0, "max_body_bytes": 1, "max_sessions": 1}
+_LEAST = {
+    "max_tokens": 1,
+    "max_queue": 0,
+    "max_body_bytes": 1,
+    "max_sessions": 1,
+    "max_response_bytes": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,7 @@ class ServerConfig:
     max_body_bytes: largest request body. request_timeout_s: longest time a request may take.
     grace_s: how long running requests may go on once the server is told to end.
     max_sessions: named sessions kept; the one unused for longest is closed for a new one.
+    max_response_bytes: what `/v1/responses` may remember, of all tenants together.
     ping_s: a stream that is silent for so long gets a comment, so that nobody on the way hangs up.
     """
 
@@ -36,6 +43,7 @@ class ServerConfig:
     request_timeout_s: float = 600.0
     grace_s: float = 30.0
     max_sessions: int = 10_000
+    max_response_bytes: int = 256 * 2**20
     ping_s: float = 15.0
 
     def __post_init__(self) -> None:

@@ -76,9 +76,12 @@ class ApiError(Exception):
     def response(self, *, anthropic: bool = False) -> web.Response:
         """As a response."""
         body = json.dumps(self.to_json(anthropic=anthropic))
-        return web.Response(
+        response = web.Response(
             status=self.status, text=body, content_type="application/json", headers=self.headers
         )
+        if self.headers.get("Connection") == "close":
+            response.force_close()
+        return response
 
 
 _INVALID = "invalid_request_error"

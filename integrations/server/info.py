@@ -37,7 +37,7 @@ async def tokenize(request: web.Request) -> web.Response:
     body, values = await server.read(request, TokenizeRequest)
     if body.model is not None:
         server.check_model(body.model)
-    ids = await server.threads.run(lambda: _ids(server, values))
+    ids = await server.compute(lambda: _ids(server, values))
     return web.json_response(
         {"tokens": ids, "count": len(ids), "max_model_len": server.runtime.max_len}
     )

@@ -44,7 +44,7 @@ def all_routes(config: ServerConfig) -> list[Route]:
     return [
         *openai_chat.routes(),
         *completions.routes(),
-        *responses.routes(config.max_sessions),
+        *responses.routes(config.max_sessions, config.max_response_bytes),
         *anthropic.routes(),
         *info.routes(),
         *sessions_api.routes(),

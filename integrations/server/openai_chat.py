@@ -133,8 +133,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     server = server_of(request)
     body, values = await server.read(request, ChatRequest)
     server.check_model(body.model)
-    call = read_call(
-        values, call_grammar=server.runtime.tool_call_grammar, defaults=server.defaults
+    grammar = server.runtime.tool_call_grammar
+    call = await server.read_call(
+        request, lambda: read_call(values, call_grammar=grammar, defaults=server.defaults)
     )
     work = Work(
         operation="chat",

@@ -45,8 +45,8 @@ class _Place:
 class _Responses:
     """The handlers, over one store."""
 
-    def __init__(self, limit: int) -> None:
-        self._store = ResponseStore(limit)
+    def __init__(self, limit: int, max_bytes: int) -> None:
+        self._store = ResponseStore(limit, max_bytes)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Reply to what is new, after the conversation that led there."""
@@ -57,10 +57,13 @@ class _Responses:
         if body.previous_response_id is not None:
             previous = self._store.find(tenant, body.previous_response_id, "previous_response_id")
         earlier = [] if previous is None else previous.conversation()
-        new, places = read_input(body.input)
-        call = read_response_call(
-            body, earlier, new, places, server.runtime.tool_call_grammar, server.defaults
-        )
+
+        def read() -> tuple[Call, list[dict[str, Any]]]:
+            new, places = read_input(body.input)
+            grammar = server.runtime.tool_call_grammar
+            return read_response_call(body, earlier, new, places, grammar, server.defaults), new
+
+        call, new = await server.read_call(request, read)
         id = f"resp_{uuid.uuid4().hex}"
         own = None if body.store is False else id
         session_id = server.session_id(request, values)
@@ -108,14 +111,14 @@ class _Responses:
                 index=turn.index,
                 messages=(*new, call.form.message(turn)),
                 previous=previous,
-                body=whole,
-            )
+            ),
+            whole,
         )
 
     async def get(self, request: web.Request) -> web.Response:
         """A stored response."""
         tenant, id = server_of(request).tenant(request), request.match_info["id"]
-        return web.json_response(self._store.find(tenant, id).body)
+        return web.json_response(self._store.body(tenant, id))
 
     async def delete(self, request: web.Request) -> web.Response:
         """Forget a stored response."""
@@ -148,10 +151,14 @@ async def _place(
 
         def branch() -> Session:
             forked = session.fork(tip=later[0].tip)
-            forked.rewind(previous.index)
+            try:
+                forked.rewind(previous.index)
+            except BaseException:
+                forked.close(wait=False)
+                raise
             return forked
 
-        forked = await server.threads.run(branch)
+        forked = await server.threads.make(branch, lambda made: made.close(wait=False))
     except (ApiError, SessionError):
         return _Place(own)
     server.sessions.adopt(previous.tenant, forked)
@@ -172,15 +179,15 @@ async def _say(
     async for delta in running.deltas():
         await said.add(reader.push(delta))
     await said.add(reader.finish())
-    await said.close()
     turn = running.turn
     is_cut = turn.finish_reason in ("length", "prefill")
+    await said.close(is_cut=is_cut)
     return filled_response(blank, said.items, turn.usage, is_cut=is_cut)
 
 
-def routes(limit: int) -> list[Route]:
-    """What this module answers; the last `limit` responses are remembered."""
-    handlers = _Responses(limit)
+def routes(limit: int, max_bytes: int) -> list[Route]:
+    """What this module answers; the last `limit` responses are remembered, in `max_bytes`."""
+    handlers = _Responses(limit, max_bytes)
     answer = answer_of(id="string", object="string", output="array", status="string")
     deleted = answer_of(id="string", deleted="boolean")
     return [

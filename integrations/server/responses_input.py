@@ -150,9 +150,8 @@ def _continues(before: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
 
 def _join(before: dict[str, Any], message: Mapping[str, Any]) -> None:
     before["content"] = before["content"] or message["content"]
-    calls = [*before.get("tool_calls", ()), *message.get("tool_calls", ())]
-    if calls:
-        before["tool_calls"] = calls
+    if "tool_calls" in message:
+        before.setdefault("tool_calls", []).extend(message["tool_calls"])
 
 
 def read_response_call(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from agentcache import Usage
     from agentcache.integrations._openai import Piece
+    from agentcache.integrations.server.errors import ApiError
     from agentcache.integrations.server.responses_input import ResponsesRequest
     from agentcache.integrations.server.sse import EventStream
 
@@ -77,6 +78,8 @@ class ResponseEvents:
     def __init__(self, events: EventStream | None = None) -> None:
         self.items: list[dict[str, Any]] = []
         self._events = events
+        if events is not None:
+            events.tell = self.fail
         self._number = 0
         self._open: str | None = None
 
@@ -94,13 +97,13 @@ class ResponseEvents:
         for call in piece.tool_calls:
             await self._call(call)
 
-    async def close(self) -> None:
-        """End the item that is open."""
+    async def close(self, *, is_cut: bool = False) -> None:
+        """End the item that is open; is_cut: its text was to go on."""
         if self._open is None:
             return
         kind, self._open = _KINDS[self._open][1], None
         item = self.items[-1]
-        item["status"] = "completed"
+        item["status"] = "incomplete" if is_cut else "completed"
         part = item["content"][0]
         place = {**self._place(), "content_index": 0}
         await self._send(f"response.{kind}.done", **place, text=part["text"], **_logprobs(kind))
@@ -110,6 +113,10 @@ class ResponseEvents:
     async def end(self, response: Mapping[str, Any]) -> None:
         """The finished response."""
         await self._send(f"response.{response['status']}", response=response)
+
+    async def fail(self, error: ApiError) -> None:
+        """The call failed; nothing comes after this."""
+        await self._send("error", code=error.code, message=error.message, param=error.param)
 
     async def _grow(self, item_kind: str, text: str) -> None:
         if self._open != item_kind:

@@ -113,7 +113,7 @@ class SessionTable:
             try:
                 yield Used(session, None, self._threads)
             finally:
-                self._threads.later(session.close)  # waits for the engine
+                session.close(wait=False)
             return
         entry = self._entries.get((tenant, id))
         if entry is None or entry.session.closed:
@@ -127,9 +127,11 @@ class SessionTable:
             entry.num_running -= 1
 
     def adopt(self, tenant: str | None, session: Session) -> None:
-        """Keep a session that was forked from one of these."""
-        self._entries[tenant, session.id] = _Entry(session)
-        self._make_room()
+        """Keep a session that was forked from one of these; a call may have named it already."""
+        entry = self._entries.get((tenant, session.id))
+        if entry is None or entry.session.closed:
+            self._entries[tenant, session.id] = _Entry(session)
+            self._make_room()
 
     def _make_room(self) -> None:
         """Close the sessions that were not used for longest, where there are too many."""
@@ -137,7 +139,7 @@ class SessionTable:
         if too_many > 0:
             idle = (key for key, entry in self._entries.items() if not entry.num_running)
             for key in list(islice(idle, too_many)):
-                self._threads.later(self._entries.pop(key).session.close)
+                self._entries.pop(key).session.close(wait=False)
 
     def of_tenant(self, tenant: str | None) -> list[Session]:
         """The tenant's open sessions, most recently used last."""

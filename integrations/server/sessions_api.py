@@ -69,7 +69,9 @@ async def fork(request: web.Request) -> web.Response:
     server, session = _found(request)
     body, _ = await server.read(request, ForkRequest)
     id = read_session_id(body.id, "id")
-    forked = await server.threads.run(lambda: session.fork(id, tip=body.tip))
+    forked = await server.threads.make(
+        lambda: session.fork(id, tip=body.tip), lambda made: made.close(wait=False)
+    )
     server.sessions.adopt(server.tenant(request), forked)
     return web.json_response(_shown(forked))
 
@@ -88,7 +90,7 @@ async def close(request: web.Request) -> web.Response:
     """End a session: its marks are dropped, its tokens stay until they are evicted."""
     server, session = _found(request)
     server.sessions.forget(server.tenant(request), session.id)
-    await server.threads.run(session.close)
+    session.close(wait=False)
     return web.json_response({"id": session.id, "object": "session", "closed": True})
 
 

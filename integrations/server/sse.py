@@ -12,16 +12,21 @@ from aiohttp import web
 from agentcache.integrations.server.errors import ApiError, is_anthropic, translate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 __all__ = ["EventStream", "event_stream"]
 
 
 class EventStream:
-    """The open response; nothing may be sent after its context ends."""
+    """The open response; nothing may be sent after its context ends.
 
-    def __init__(self, response: web.StreamResponse) -> None:
+    tell: sends an error as its event; forms that have events of their own put theirs here.
+    """
+
+    def __init__(self, response: web.StreamResponse, *, anthropic: bool = False) -> None:
         self.response = response
+        self.tell: Callable[[ApiError], Awaitable[None]] = self._tell
+        self._anthropic = anthropic
         self._sent = False
 
     async def send(self, data: Any, event: str | None = None) -> None:
@@ -30,6 +35,10 @@ class EventStream:
         name = "" if event is None else f"event: {event}\n"
         self._sent = True
         await self.response.write(f"{name}data: {text}\n\n".encode())
+
+    async def _tell(self, error: ApiError) -> None:
+        event = "error" if self._anthropic else None
+        await self.send(error.to_json(anthropic=self._anthropic), event)
 
     async def keep_alive(self, every_s: float) -> None:
         """Send a comment whenever nothing else was sent for so long; runs until cancelled."""
@@ -56,21 +65,16 @@ async def event_stream(request: web.Request, ping_s: float) -> AsyncIterator[Eve
     )
     with suppress(ConnectionError):
         await response.prepare(request)
-        stream = EventStream(response)
+        stream = EventStream(response, anthropic=is_anthropic(request))
         ping = asyncio.create_task(stream.keep_alive(ping_s))
         try:
             yield stream
         except ConnectionError:
             raise
         except Exception as error:  # of a call; the client is to learn of it, whatever it is
-            await _tell(stream, translate(error), anthropic=is_anthropic(request))
+            await stream.tell(translate(error))
         finally:
             ping.cancel()
             with suppress(asyncio.CancelledError, ConnectionError):
                 await ping
         await response.write_eof()
-
-
-async def _tell(stream: EventStream, error: ApiError, *, anthropic: bool) -> None:
-    event = "error" if anthropic else None
-    await stream.send(error.to_json(anthropic=anthropic), event)

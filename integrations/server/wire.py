@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -37,7 +38,7 @@ def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
 def read_json(raw: bytes, model: type[M]) -> tuple[M, dict[str, Any]]:
     """A body from its bytes: checked, and as it came. Raises ApiError 400, pydantic's error."""
     try:
-        values = json.loads(raw, parse_constant=_no_constant)
+        values = json.loads(raw, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deep; flatten it") from error
     except ValueError as error:
@@ -52,6 +53,13 @@ def read_json(raw: bytes, model: type[M]) -> tuple[M, dict[str, Any]]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
 
 
 def _is_deep(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Chats to prompts: control tokens by the template only, sampled ids kept, new text encoded."""
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from agentcache.engine.chat import ChatFormat, Rendered
+from agentcache.engine.places import Places
 from agentcache.engine.segments import Segment
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.errors import InvalidRequest, UnsupportedOption
@@ -310,6 +312,19 @@ def test_a_segment_is_traced_to_its_message(chat_format, length):
             assert role == messages[place]["role"]
     header = chat_format.message_at(rendered, messages, None, rendered.reply_start)
     assert header == (length, "assistant")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_tracing_a_segment_leaves_no_rendering_behind(fails, monkeypatch):
+    messages = [user(f"text {i}") if i % 2 == 0 else assistant("yes") for i in range(9)]
+    rendered = FORMAT.render(messages)
+    assert rendered.ends is None
+    assert rendered.chat is not None
+    if fails:
+        monkeypatch.setattr(Places, "message_at", lambda self, index: [][index])
+    with suppress(IndexError):
+        FORMAT.message_at(rendered, messages, None, 3)
+    assert rendered.chat._texts == {}
 
 
 def test_a_segment_is_traced_to_the_callers_index_of_a_reordered_result():

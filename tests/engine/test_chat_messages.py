@@ -112,6 +112,27 @@ def test_a_message_is_recognised_whatever_the_spelling_of_its_arguments():
     assert same_message(known, calls("other", arguments='{"y":2,"x":1}'))
     assert same_message(known, calls("a", arguments={"x": 1, "y": 2}) | {"content": ""})
     assert same_message(known, known | {"mark": True})
+    assert same_message(known, known | {"cache_control": {"type": "ephemeral"}, "refusal": None})
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_is_compared_under_every_name_it_goes_by(name):
+    known = calls("a") | {"reasoning_content": "why"}
+    assert same_message(known, calls("a") | {name: "why"})
+    assert same_message(calls("a") | {name: "why"}, known)
+    assert same_message(known, calls("a") | {name: ""})
+    assert not same_message(known, calls("a") | {name: "other"})
+    assert not same_message(known, known | {name: "other"})
+    assert not same_message(calls("a"), calls("a") | {name: "why"})
+
+
+@pytest.mark.parametrize("key", ["name", "reasoning_details", "refusal", "effort"])
+def test_any_other_key_with_a_value_makes_another_message(key):
+    for message in (user(), calls("a"), result("a")):
+        assert not same_message(message, message | {key: "high"})
+        assert not same_message(message | {key: "high"}, message | {key: "low"})
+        assert same_message(message | {key: "high"}, message | {key: "high", "mark": True})
+        assert same_message(message | {key: None}, message | {"mark": True})
 
 
 @pytest.mark.parametrize(

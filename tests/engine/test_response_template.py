@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -83,6 +84,25 @@ def test_what_is_no_call_is_text_with_a_flag(bad):
     reader = read(f"Well. {bad}")
     assert reader.message == {"role": "assistant", "content": f"Well. {bad}"}
     assert reader.malformed == (bad,)
+
+
+@pytest.mark.parametrize("event", ["feed", "finalize"])
+@pytest.mark.parametrize(
+    "fault",
+    [IndexError, KeyError, AttributeError, RecursionError, TypeError, ValueError, re.error("bad")],
+)
+def test_whatever_the_parser_fails_with_the_reply_is_text_with_a_flag(monkeypatch, event, fault):
+    def fails(*args):
+        raise fault
+
+    reader = ResponseTemplateReader(SOURCE)
+    reader.push("Well. ")
+    reader.push('[CALL]{"name"')
+    monkeypatch.setattr(reader._parser, event, fails)
+    reader.push(": 3")
+    reader.finish()
+    assert reader.message == {"role": "assistant", "content": 'Well. [CALL]{"name": 3'}
+    assert len(reader.malformed) == 1
 
 
 def test_what_follows_a_call_that_cannot_be_read_is_text():

@@ -1,5 +1,8 @@
 """Templates run message by message: the same text as a whole rendering, and only what is new."""
 
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,12 @@ from hypothesis import strategies as st
 from testkit.models import tokenizer
 
 from agentcache.engine.chat import ChatFormat
-from agentcache.engine.stepwise_template import StepwiseRenderer, StepwiseTemplate
+from agentcache.engine.stepwise_template import (
+    Run,
+    StepwiseRenderer,
+    StepwiseTemplate,
+    _run_for,
+)
 from agentcache.engine.template import ChatTemplate
 from agentcache.engine.tokenizer import Tokenizer
 
@@ -83,6 +91,7 @@ UNFIT = {
     "loop length": LOOP.replace("BODY", "{{ m.content }}{{ loop.length }}"),
     "from the end": LOOP.replace("BODY", "{{ m.content }}{{ messages[-1].role }}"),
     "all of them": LOOP.replace("BODY", "{{ m.content }}{{ messages | length }}"),
+    "a later one": LOOP.replace("BODY", "{{ m.content }}{{ messages[1].content }}"),
     "two ahead": LOOP.replace("BODY", "{{ m.content }}{{ messages[loop.index + 1] }}"),
     "the loop itself": LOOP.replace("BODY", "{{ m.content }}{{ loop }}"),
     "changes": LOOP.replace("BODY", "{% if loop.changed(m.role) %}{{ m.role }}{% endif %}"),
@@ -190,6 +199,65 @@ def test_a_look_back_past_the_first_message_is_a_look_at_the_last():
     template = chat_template(text)
     chat = template.chat([{"role": "user", "content": c} for c in "abc"], None)
     assert [chat.text(count) for count in (1, 2, 3)] == ["aa ", "ab ba ", "ac ba cb "]
+
+
+def test_namespaces_that_begin_with_values_of_other_types_are_told_apart():
+    text = "{% set ns = namespace(n=true if add_generation_prompt else 1) %}" + LOOP.replace(
+        "BODY", "{{ ns.n }}{{ m.content }}"
+    )
+    template = chat_template(text)
+    chat = template.chat([{"role": "user", "content": c} for c in "ab"], None)
+    assert chat.text() == "1a1b"
+    assert chat.text(reply_prompt=True) == "TrueaTrueb"
+    assert template._stepwise.template(text) is not None
+
+
+def test_macros_under_the_same_name_are_told_apart():
+    text = (
+        "{% macro a(m) %}A{{ m.content }}{% endmacro %}"
+        "{% macro b(m) %}B{{ m.content }}{% endmacro %}"
+        "{% set f = b if add_generation_prompt else a %}" + LOOP.replace("BODY", "{{ f(m) }}")
+    )
+    template = chat_template(text)
+    chat = template.chat([{"role": "user", "content": c} for c in "xy"], None)
+    assert chat.text() == "AxAy"
+    assert chat.text(reply_prompt=True) == "BxBy"
+    assert template._stepwise.template(text) is not None
+
+
+def test_a_filter_takes_its_arguments_by_place_as_by_name():
+    text = (
+        "{{ tools[0] | tojson(false) }}{{ tools[0] | tojson(true) }}"
+        "{{ tools[0] | tojson(indent=1) }}" + LOOP.replace("BODY", "{{ m.content }}")
+    )
+    template = chat_template(text)
+    tool = {"type": "function", "function": {"name": "f", "description": "\u6f22"}}
+    chat = template.chat([{"role": "user", "content": "a"}], [tool])
+    assert chat.text() == whole(template, chat.messages, chat._tools, False)
+    assert template._stepwise.template(text) is not None
+
+
+@pytest.fixture
+def hasty_switches() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-7)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("hasty_switches")
+def test_threads_may_look_for_runs_of_one_chat_at_once():
+    runs: list[Run] = []
+
+    def look(first: int) -> None:
+        for number in range(first, first + 20_000):
+            inputs = {"n": number % 3}
+            assert _run_for(runs, inputs, {}).inputs == inputs
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(look, range(4)))
+    assert len(runs) <= 4
 
 
 @pytest.fixture

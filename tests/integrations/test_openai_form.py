@@ -111,6 +111,27 @@ def test_a_bad_tool_is_named(param: str, tools: Any) -> None:
     assert caught.value.param == param
 
 
+def test_the_number_of_tools_is_limited() -> None:
+    tools = [tool(f"f{number}") for number in range(1025)]
+    assert read_tools(tools[:-1]) == tools[:-1]
+    with pytest.raises(InvalidField, match="tools holds 1025 tools, the limit is 1024"):
+        read_tools(tools)
+
+
+def test_a_name_that_two_tools_have_is_named() -> None:
+    with pytest.raises(InvalidField) as caught:
+        read_tools([tool("a"), tool("b"), tool("a")])
+    assert caught.value.param == "tools[2].function.name"
+
+
+@pytest.mark.parametrize("stop", [["x"] * 17, "x" * 1001, ["x", "y" * 1001]])
+def test_stop_texts_are_few_and_short(stop: Any) -> None:
+    with pytest.raises(InvalidField, match=r"stop holds .*, the limit is"):
+        read_call({"messages": HELLO, "stop": stop})
+    most = ["x" * 1000] * 16
+    assert read_call({"messages": HELLO, "stop": most}).options["stop"] == most
+
+
 def test_depth_is_limited_without_recursion() -> None:
     value: Any = "x"
     for _ in range(MAX_DEPTH):

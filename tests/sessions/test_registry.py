@@ -9,7 +9,7 @@ from testkit.helpers import ids
 
 from agentcache.errors import AmbiguousTip, SessionClosed, SessionError, UnknownTip
 from agentcache.sessions.refs import SessionRef
-from agentcache.sessions.registry import Registry, SessionRecord, Tip
+from agentcache.sessions.registry import MAX_TIPS, Registry, SessionRecord, Tip
 from agentcache.tree.node import Cursor, Node
 
 
@@ -154,6 +154,22 @@ def test_parallel_turns_on_one_tip_leave_one_tip_each() -> None:
     assert record.tips() == (a, c)
 
 
+def test_of_too_many_tips_the_one_unused_for_longest_leaves() -> None:
+    record = opened()
+    tips = [turn(record, None, str(number)) for number in range(MAX_TIPS)]
+    record.use(tips[0])
+    new, left = record.advance(None, 0, "new", mark())
+    assert new is not None
+    assert left == [tips[1].ref]
+    assert record.tips() == (tips[0], *tips[2:], new)
+    # the one that a call goes on from makes room itself, and used again is no tip anew
+    on, left = record.advance(tips[2], 99, "on", mark())
+    assert on is not None
+    assert left == [tips[2].ref]
+    record.use(tips[2])
+    assert record.tips() == (tips[0], *tips[3:], new, on)
+
+
 def test_first_turns_in_parallel_are_tips_side_by_side() -> None:
     record = opened()
     a, b = turn(record, None, "a"), turn(record, None, "b")
@@ -223,11 +239,12 @@ def test_many_threads_share_registry_and_record() -> None:
     record = opened(registry)
     first = turn(record, None, "one")
     start = threading.Barrier(4)
+    numbers: list[int] = []
 
     def work(number: int) -> None:
         start.wait()
         for at in range(50):
-            turn(record, first, f"{number}/{at}")
+            numbers.append(turn(record, first, f"{number}/{at}").number)
             record.count(2, 1)
             record.next_fork_id()
             registry.open(None, None, None, 0)
@@ -237,7 +254,8 @@ def test_many_threads_share_registry_and_record() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({tip.number for tip in record.tips()}) == 200
+    assert len(set(numbers)) == 200
+    assert len(record.tips()) == MAX_TIPS
     assert record.counts()["prompt_tokens"] == 400
     assert record.forks == 200
     assert len(list(registry)) == 201

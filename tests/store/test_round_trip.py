@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,13 +10,13 @@ import pytest
 from testkit.models import tokenizer
 from testkit.stores import held, settled, sql, stored_runtime, user
 
-from agentcache import Runtime, Store, StoreDamaged
+from agentcache import InvalidRequest, Runtime, Store, StoreDamaged
 from agentcache.store.base import FinishedTurn, SessionKey
 from agentcache.store.writing import TurnWriter
 from agentcache.types import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from agentcache import Session, Turn
@@ -234,37 +235,19 @@ def test_readers_do_not_wait_for_a_writer(runtime: Runtime, store: Store, path: 
         assert [each.id for each in store.sessions()] == ["task"]
 
 
-def test_messages_that_no_encoding_has_come_back_as_they_were(store: Store) -> None:
-    class History:
-        """Stands for a trajectory."""
+class History:
+    """Stands for a trajectory."""
 
+
+def test_messages_that_no_encoding_has_come_back_as_they_were(store: Store) -> None:
     odd = {
         "role": "tool",
         "content": "a\ud800b\x00c\\ud800",
         "z": [1, None, {"é": "\udfff"}],
         "a": 1,
     }
-    ids = np.array([5, 6], dtype=np.int32)
-    writer, history = TurnWriter("m", "f"), History()
-    turn = FinishedTurn(
-        session=SessionKey("odd", None, None, 1),
-        session_closed=False,
-        tip=1,
-        index=1,
-        history=history,
-        after=None,
-        shared_len=0,
-        prompt_ids=ids,
-        output_ids=ids,
-        history_ids=np.concatenate([ids, ids]),
-        messages=[odd],
-        answer={"role": "assistant", "content": "\ud83d"},
-        tools=[odd],
-        finish_reason="stop",
-        usage=Usage(2, 0, 2, 2, 0.1, 0.2, (("device", 0),)),
-        miss=lambda: {"got": "\udc00"},
-    )
-    writer.write(store._database, turn, 1.0)
+    turn = finished("odd", odd, miss=lambda: {"got": "\udc00"})
+    TurnWriter("m", "f").write(store._database, turn, 1.0)
     [call] = store.calls(store.sessions("odd")[0])
     assert call.messages == (odd,)
     assert [*call.messages[0]] == [*odd]
@@ -272,6 +255,47 @@ def test_messages_that_no_encoding_has_come_back_as_they_were(store: Store) -> N
     assert call.tools == [odd]
     assert call.turn.miss == {"got": "\udc00"}
     assert call.turn.usage == turn.usage
+
+
+def test_a_report_that_cannot_be_made_costs_no_turn(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> dict[str, Any]:
+        raise InvalidRequest("the chat template refuses message 1")
+
+    turn = finished("task", user("Hi."), miss=fails)
+    with caplog.at_level(logging.ERROR, "agentcache"):
+        TurnWriter("m", "f").write(store._database, turn, 1.0)
+    [call] = store.calls(store.sessions("task")[0])
+    assert call.messages == (user("Hi."),)
+    assert call.turn.miss is None
+    [record] = caplog.records
+    assert "session 'task' is stored without the report of its miss" in record.message
+
+
+def finished(
+    session: str, message: Mapping[str, Any], miss: Callable[[], Mapping[str, Any]]
+) -> FinishedTurn:
+    """A session's first turn, with a message that is also its tool."""
+    ids = np.array([5, 6], dtype=np.int32)
+    return FinishedTurn(
+        session=SessionKey(session, None, None, 1),
+        session_closed=False,
+        tip=1,
+        index=1,
+        history=History(),
+        after=None,
+        shared_len=0,
+        prompt_ids=ids,
+        output_ids=ids,
+        history_ids=np.concatenate([ids, ids]),
+        messages=[message],
+        answer={"role": "assistant", "content": "\ud83d"},
+        tools=[message],
+        finish_reason="stop",
+        usage=Usage(2, 0, 2, 2, 0.1, 0.2, (("device", 0),)),
+        miss=miss,
+    )
 
 
 def test_a_store_that_lost_rows_says_so(runtime: Runtime, store: Store, path: Path) -> None:

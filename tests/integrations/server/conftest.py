@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,13 @@ from agentcache import CacheConfig, Runtime
 pytest.importorskip("aiohttp")
 from agentcache.integrations.server.config import ServerConfig
 from agentcache.integrations.server.lifecycle import make_server, served
+from agentcache.integrations.server.threads import NUM_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agentcache.integrations.server.app import Server
+    from agentcache.integrations.server.threads import Threads
 
 MODEL = "tiny-hybrid"
 
@@ -55,6 +58,30 @@ class Served:
         """Whether nothing runs and everything has been given back."""
         stats = self.runtime.stats()
         return self.server.admission.num_calls == 0 and stats["leases"] == 0
+
+
+@pytest.fixture(scope="session")
+def busy() -> Callable[[Threads], Any]:
+    """`with busy(server.threads)`: all of them have something to do while the block runs."""
+
+    @contextmanager
+    def hold(threads: Threads) -> Iterator[None]:
+        gate, begun = threading.Event(), threading.Semaphore(0)
+
+        def wait() -> None:
+            begun.release()
+            gate.wait(20)
+
+        for _ in range(NUM_THREADS):
+            threads.later(wait)
+        try:
+            for _ in range(NUM_THREADS):
+                assert begun.acquire(timeout=20)
+            yield
+        finally:
+            gate.set()
+
+    return hold
 
 
 @pytest.fixture(scope="session")

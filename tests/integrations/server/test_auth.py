@@ -7,7 +7,12 @@ import json
 import pytest
 
 from agentcache import ConfigError
-from agentcache.integrations.server.auth import ApiKeys, is_loopback, names_loopback
+from agentcache.integrations.server.auth import (
+    ApiKeys,
+    is_loopback,
+    is_loopback_origin,
+    names_loopback,
+)
 from agentcache.integrations.server.config import ServerConfig
 
 LONG = "Between us: " + "a secret of many words " * 20
@@ -123,6 +128,46 @@ def test_a_form_of_another_page_is_refused(served_here):
     assert answer.status_code == 415
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost.evil", "null"])
+def test_a_page_elsewhere_cannot_act_without_a_body(served_here, origin):
+    served_here.chat(session_id="not theirs")
+    refused = served_here.post("/v1/sessions/not%20theirs/close", headers={"Origin": origin})
+
+    assert refused.status_code == 403
+    assert served_here.get("/v1/sessions/not%20theirs").status_code == 200
+
+
+def test_the_servers_own_page_may_ask(served_here):
+    asked = served_here.get("/state", headers={"Origin": served_here.url})
+
+    assert asked.status_code == 200
+
+
+def test_where_there_are_keys_pages_elsewhere_may_use_them(keyed):
+    headers = {**bearer("ann"), "Origin": "https://app.example"}
+
+    assert keyed.chat(headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ("http://localhost", True),
+        ("https://127.0.0.1:8443", True),
+        ("http://[::1]:8000", True),
+        ("http://evil.example", False),
+        ("http://127.0.0.1.evil.example", False),
+        ("file://localhost", False),
+        ("http://[::1", False),
+        ("localhost", False),
+        ("null", False),
+        ("", False),
+    ],
+)
+def test_origins_of_this_machine(origin, expected):
+    assert is_loopback_origin(origin) is expected
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org", ""])
 def test_an_address_others_reach_needs_a_key(host):
     with pytest.raises(ConfigError, match="API key"):
@@ -171,9 +216,9 @@ def test_a_file_of_anything_else_is_refused(tmp_path, text):
         ApiKeys.parse(file=file)
 
 
-@pytest.mark.parametrize("text", ["", "=tenant", "key="])
+@pytest.mark.parametrize("text", ["", "=tenant", "key=", "c2VjcmV0MQ==", "key==="])
 def test_half_a_key_is_refused(text):
-    with pytest.raises(ConfigError, match="KEY=TENANT"):
+    with pytest.raises(ConfigError, match=r"KEY=TENANT.*--api-keys"):
         ApiKeys.parse([text])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -75,6 +76,9 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n"),
     ({"stop": 5}, "stop"),
     ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": "x" * 1001}, "stop"),
+    ({"temperature": 10**400}, "temperature"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"tools": "f"}, "tools"),
@@ -191,14 +195,41 @@ def test_anthropic_errors_have_its_shape_and_name_the_field(served_here, fields,
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"model": NaN}', b"1" * 5000, b"[" * 100_000],
-    ids=["empty", "cut", "list", "text", "latin", "nan", "long number", "deep"],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"model": NaN}',
+        b'{"temperature": 1e999}',
+        b"1" * 5000,
+        b"[" * 100_000,
+    ],
+    ids=["empty", "cut", "list", "text", "latin", "nan", "infinite", "long number", "deep"],
 )
 def test_what_is_no_json_object_is_refused(served_here, raw):
     headers = {"content-type": "application/json"}
     answer = served_here.post("/v1/chat/completions", content=raw, headers=headers)
 
     refused(answer, None)
+
+
+def test_a_body_that_is_not_compressed_as_it_says_is_refused(served_here):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = served_here.post("/v1/chat/completions", content=b"{}" * 500, headers=headers)
+
+    assert "content-encoding" in refused(answer, None)
+    assert answer.headers["connection"] == "close"
+
+
+def test_a_compressed_body_is_read(served_here):
+    body = {"model": MODEL, "messages": [USER], "max_tokens": 1}
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    raw = gzip.compress(json.dumps(body).encode())
+    answer = served_here.post("/v1/chat/completions", content=raw, headers=headers)
+
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("field", ["messages", "tools", "metadata", "response_format"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
@@ -23,16 +25,19 @@ BODIES = {
 }
 
 
-def send(url: str, path: str, **fields: object) -> socket.socket:
+def send(
+    url: str, path: str, body: dict[str, object] | None = None, **fields: object
+) -> socket.socket:
     """A raw request, so that hanging up is nothing but the connection's end."""
     parts = urlsplit(url)
-    body = json.dumps({"model": "tiny-hybrid", **BODIES[path], **fields}).encode()
+    given = {"model": "tiny-hybrid", **BODIES[path], **fields} if body is None else body
+    raw = json.dumps(given).encode()
     connection = socket.create_connection((parts.hostname, parts.port), timeout=20)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
     )
-    connection.sendall(head.encode() + body)
+    connection.sendall(head.encode() + raw)
     return connection
 
 
@@ -72,6 +77,43 @@ def test_a_call_that_waits_for_its_turn_ends_with_its_caller(served_here):
         connection.close()
 
     assert until(served_here.idle)
+
+
+def test_a_call_that_had_not_begun_never_does(served_here, busy):
+    served_here.chat()
+    before = served_here.runtime.stats()["hits"]["prompt_tokens"]
+    with busy(served_here.server.threads):
+        connection = send(served_here.url, "/v1/chat/completions")
+        assert until(lambda: served_here.server.admission.num_calls == 1)
+        connection.close()
+        assert until(lambda: served_here.server.admission.num_calls == 0)
+    served_here.post("/tokenize", {"prompt": "x"})  # after it in the queue
+
+    assert until(served_here.idle)
+    assert served_here.runtime.stats()["hits"]["prompt_tokens"] == before
+
+
+def test_a_fork_whose_caller_has_gone_is_closed(served_here, monkeypatch):
+    runtime, seen = served_here.runtime, []
+    served_here.chat(session_id="trunk")
+    monkeypatch.setattr(
+        served_here.server.metrics, "note_request", lambda path, status, _: seen.append(status)
+    )
+    gate = threading.Event()
+
+    def is_open() -> bool:
+        return "leaf" in [record.id for record in runtime.registry]
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(runtime.on_engine, lambda: gate.wait(20))
+        connection = send(served_here.url, "/v1/sessions/trunk/fork", {"id": "leaf"})
+        assert until(is_open)
+        connection.close()
+        assert until(lambda: seen == [499])
+        gate.set()
+
+    assert until(lambda: not is_open())
+    assert served_here.get("/v1/sessions/leaf").status_code == 404
 
 
 def test_twenty_in_a_row_leave_nothing_behind(served_here):

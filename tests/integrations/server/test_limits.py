@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -12,6 +13,11 @@ import httpx
 import pytest
 from testkit.waiting import until
 
+from agentcache.integrations._openai import read_call
+
+pytest.importorskip("aiohttp")
+from agentcache.integrations.server import openai_chat
+
 MODEL = "tiny-hybrid"
 LONG = {
     "model": MODEL,
@@ -19,6 +25,8 @@ LONG = {
     "max_tokens": 100_000,
     "stream": True,
 }
+
+COUNTING = ["/tokenize", "/v1/messages/count_tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +52,23 @@ def test_more_than_the_queue_holds_is_told_when_to_come_back(small):
             stream.__exit__(None, None, None)
     assert until(small.idle)
     assert small.chat().status_code == 200
+
+
+def test_counting_tokens_takes_a_place_too(small):
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+    with httpx.Client(timeout=60) as client:
+        path = f"{small.url}/v1/chat/completions"
+        streams = [client.stream("POST", path, json=LONG) for _ in range(5)]
+        for stream in streams:
+            assert stream.__enter__().status_code == 200
+
+        refused = [small.post(path, ask) for path in COUNTING]
+
+        assert [answer.status_code for answer in refused] == [429, 429]
+        for stream in streams:
+            stream.__exit__(None, None, None)
+    assert until(small.idle)
+    assert [small.post(path, ask).status_code for path in COUNTING] == [200, 200]
 
 
 def test_a_body_over_the_limit_is_refused_unread(small):
@@ -87,7 +112,7 @@ def test_a_call_over_the_time_limit_is_ended_and_told(start, stream):
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(start):
-    async def slowly(url: str) -> int:
+    async def slowly(url: str) -> tuple[int, str | None]:
         async def pieces():
             yield b"{"
             await asyncio.sleep(30)
@@ -96,10 +121,10 @@ def test_a_body_that_does_not_come_is_not_waited_for(start):
             headers = {"content-type": "application/json"}
             path = f"{url}/v1/chat/completions"
             async with client.post(path, data=pieces(), headers=headers) as answer:
-                return answer.status
+                return answer.status, answer.headers.get("Connection")
 
     with start(request_timeout_s=0.3) as server:
-        assert asyncio.run(slowly(server.url)) == 504
+        assert asyncio.run(slowly(server.url)) == (408, "close")
 
 
 def test_a_silent_stream_is_kept_alive(start):
@@ -119,6 +144,42 @@ def test_the_session_unused_for_longest_is_closed_for_a_new_one(small):
     open_now = [session["id"] for session in small.get("/v1/sessions").json()["data"]]
     assert open_now == ["d", "a", "c"]
     assert small.chat(session_id="b").status_code == 200
+
+
+def test_a_session_that_was_closed_for_another_can_be_opened_at_once(start, busy):
+    with start(max_sessions=1) as server, ThreadPoolExecutor(2) as pool:
+        assert server.chat(session_id="a").status_code == 200
+        with busy(server.server.threads):
+            answers = []
+            for number, name in enumerate("ba", start=1):
+                answers.append(pool.submit(server.chat, session_id=name))
+                assert until(lambda number=number: server.server.admission.num_calls == number)
+        assert [answer.result().status_code for answer in answers] == [200, 200]
+
+
+def test_a_session_is_closed_also_while_all_threads_are_busy(start, busy):
+    with start() as server:
+        server.chat(session_id="a")
+        with busy(server.server.threads):
+            assert server.post("/v1/sessions/a/close").status_code == 200
+        assert server.chat(session_id="a").status_code == 200
+        assert server.get("/v1/sessions/a").json()["calls"] == 1
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_large_bodies_are_read_off_the_event_loop(start, monkeypatch, is_large):
+    threads: list[str] = []
+
+    def reading(*args, **options):
+        threads.append(threading.current_thread().name)
+        return read_call(*args, **options)
+
+    monkeypatch.setattr(openai_chat, "read_call", reading)
+    with start() as server:
+        padding = {"metadata": {"note": "x" * 2**19}} if is_large else {}
+        assert server.chat(**padding).status_code == 200
+
+    assert threads[0].startswith("agentcache-server_") is is_large
 
 
 def test_sessions_in_use_are_not_closed_for_others(start):

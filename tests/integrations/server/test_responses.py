@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("openai")
 import openai
 
+from agentcache import Session, SessionError
+
 MODEL = "tiny-hybrid"
 TOOL = {
     "type": "function",
@@ -76,6 +78,48 @@ def test_two_may_go_on_from_one_at_once(say):
         assert response.usage.input_tokens_details.cached_tokens >= end_of(root) - 1
     for before, response in zip(both, after, strict=True):
         assert response.usage.input_tokens_details.cached_tokens >= end_of(before) - 1
+
+
+def test_what_was_cut_is_incomplete_item_by_item(client, say):
+    cut = say("A long question.")
+    assert cut.status == "incomplete"
+    assert [item.status for item in cut.output] == ["incomplete"]
+
+    items = [
+        event.item
+        for event in client.responses.create(
+            model=MODEL, input="A long question.", max_output_tokens=4, stream=True
+        )
+        if event.type == "response.output_item.done"
+    ]
+    assert [item.status for item in items] == ["incomplete"]
+
+
+def test_an_error_in_a_stream_is_an_event_of_this_form(start):
+    with start(request_timeout_s=0.3) as server:
+        body = {"model": MODEL, "input": "Go on.", "max_output_tokens": 100_000, "stream": True}
+        answer = server.post("/v1/responses", body)
+    *before, last = [event for event in answer.text.split("\n\n") if event.startswith("event")]
+    name, data = last.split("\n")
+    said = json.loads(data.removeprefix("data: "))
+
+    assert name == "event: error"
+    assert (said["type"], said["code"]) == ("error", "timeout")
+    assert said["sequence_number"] == len(before)
+    assert set(said) == {"type", "code", "message", "param", "sequence_number"}
+
+
+def test_a_fork_that_cannot_be_taken_back_is_closed(say, served_here, monkeypatch):
+    def fail(*_args, **_options):
+        raise SessionError("no")
+
+    root = say("A long question. " * 20)
+    say("Left?", root)
+    before = {record.id for record in served_here.runtime.registry}
+    monkeypatch.setattr(Session, "rewind", fail)
+    right = say("Right?", root)
+
+    assert {record.id for record in served_here.runtime.registry} == before | {right.id}
 
 
 def test_going_on_outlives_its_session(say, served_here):
