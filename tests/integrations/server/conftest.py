@@ -67,10 +67,12 @@ def busy() -> Callable[[Threads], Any]:
     @contextmanager
     def hold(threads: Threads) -> Iterator[None]:
         gate, begun = threading.Event(), threading.Semaphore(0)
+        late: list[str] = []
 
         def wait() -> None:
             begun.release()
-            gate.wait(20)
+            if not gate.wait(10):
+                late.append("the block waited for a thread")
 
         for _ in range(NUM_THREADS):
             threads.later(wait)
@@ -78,6 +80,7 @@ def busy() -> Callable[[Threads], Any]:
             for _ in range(NUM_THREADS):
                 assert begun.acquire(timeout=20)
             yield
+            assert not late
         finally:
             gate.set()
 
