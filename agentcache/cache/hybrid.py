@@ -33,6 +33,7 @@ from agentcache.policy.admission import plan_checkpoints
 from agentcache.policy.coverage import is_checkpoint, link
 from agentcache.pools.table import PageTable
 from agentcache.sessions.refs import References, SessionRef
+from agentcache.tree.node import SLOT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -251,13 +252,15 @@ class HybridCache:
         parts: list[bytes] = []
         at = node
         while stop > first:
-            assert at.parent is not None
-            begin = at.parent.end // size
+            above = at.parent
+            assert above is not None
+            begin = above.end // size
             if begin < stop:
                 # A page shared with a deeper node was taken there: the deeper one is right.
-                parts.append(at.data[kind].raw(max(0, first - begin), stop - begin))
+                low = 0 if begin > first else SLOT_BYTES * (first - begin)
+                parts.append(at.data[kind].packed[low : SLOT_BYTES * (stop - begin)])
                 stop = begin
-            at = at.parent
+            at = above
         parts.reverse()
         return np.frombuffer(b"".join(parts), dtype=np.int32)
 

@@ -44,10 +44,6 @@ class Residency:
     def num_slots(self) -> int:
         return len(self.packed) // SLOT_BYTES
 
-    def raw(self, first: int, stop: int) -> bytes:
-        """Slots [first, stop) as int32 bytes."""
-        return self.packed[SLOT_BYTES * first : SLOT_BYTES * stop]
-
     def __repr__(self) -> str:
         return f"Residency({self.slots.tolist()}, start={self.start}, tier={self.tier})"
 

@@ -151,6 +151,15 @@ class RadixTree:
         stops, at_stop = _stops(salts, first, len(tokens))
         stop = next(stops)
         while depth < len(tokens):
+            only = node.only_child
+            if (  # the usual case, without a look at what the child hangs under
+                only is not None
+                and only.salt is None
+                and depth < stop >= only.end
+                and raw.startswith(only.raw, (depth - first) * _ITEM)
+            ):
+                node, depth = only, only.end
+                continue
             token: int = ids[depth - first]
             key: ChildKey = token
             if depth == stop:

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
     from agentcache.types import Kind
 
+    Combination = tuple[Sequence[Kind], int]
+    """Components, and tokens per page."""
     MakeServer = Callable[[Sequence[Kind], int, int, int | None], Server]
     """From components, page size, the tokens of a session at its end, and of how many turns all
     that is filed has room; None where only the last turn's has."""
 
-__all__ = ["NUM_SESSIONS", "SMALL_LEN", "TURN_LEN", "Run", "Sizes", "room", "rows"]
+__all__ = ["NUM_SESSIONS", "SMALL_LEN", "TURN_LEN", "Run", "Sizes", "peer_rows", "room", "rows"]
 
 NUM_SESSIONS = 2
 TURN_LEN, SMALL_LEN = 1000, 50
@@ -69,6 +71,11 @@ class Run:
     hit_rate: float
     served: list[Served]
 
+    def take_least(self, same: Run) -> None:
+        """Of each turn keep the one that took least, here or in a run of the same work."""
+        turns = zip(self.served, same.served, strict=True)
+        self.served[:] = [min(turn, key=lambda served: served.total_s) for turn in turns]
+
     def row(self) -> dict[str, Any]:
         """Ms per turn: turns 6 to 15, the last 25, all, and the last 25 by phase."""
         n, served = self.num_sessions, self.served
@@ -96,25 +103,30 @@ def room(num_at_end: int, num_per_one_shot: int) -> int:
     return int(_SLACK * NUM_SESSIONS * num_at_end) + _ROOM_FOR_ONE_SHOTS * num_per_one_shot
 
 
-def rows(
-    make_server: MakeServer | None, kinds: Sequence[Kind], page: int, sizes: Sizes
+def peer_rows(
+    make_server: MakeServer, kinds: Sequence[Kind], page: int, sizes: Sizes
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one composition. By default the cache serves; then short requests come too.
+    """The rows of one composition, served once by another cache."""
+    yield from (run.row() for run in _turns(make_server, kinds, page, sizes))
 
-    Every repetition does the same work. Of each turn the one that took least is taken: what
-    another process adds to a thread's time, by way of caches and shared cores, is not the cache's.
+
+def rows(combinations: Sequence[Combination], sizes: Sizes) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each combination of components and page size, short requests among them.
+
+    Every repetition does the same work, and all combinations are repeated in turn, so that a slow
+    minute of the machine does not hit all repetitions of one. Of each turn the one that took least
+    is taken: what another process adds to a thread's time, by way of caches and shared cores, is
+    not the cache's.
     """
-    if make_server is not None:
-        yield from (run.row() for run in _turns(make_server, kinds, page, sizes))
-        return
-    repeated = [
-        [*_turns(_cache_server, kinds, page, sizes), _short(kinds, page, sizes)]
-        for _ in range(sizes.repetitions)
-    ]
-    for same in zip(*repeated, strict=True):
-        turns = zip(*(run.served for run in same), strict=True)
-        same[0].served[:] = [min(turn, key=lambda served: served.total_s) for turn in turns]
-        yield same[0].row()
+    least: list[list[Run]] = [[] for _ in combinations]
+    for _ in range(sizes.repetitions):
+        for runs, (kinds, page) in zip(least, combinations, strict=True):
+            again = [*_turns(_cache_server, kinds, page, sizes), _short(kinds, page, sizes)]
+            for run, same in zip(runs, again, strict=bool(runs)):
+                run.take_least(same)
+            runs[:] = runs or again
+    for runs in least:
+        yield [run.row() for run in runs]
 
 
 def _cache_server(

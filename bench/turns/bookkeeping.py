@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _costs import POLICIES, cold_match, evictions, records
-from _series import NUM_SESSIONS, SMALL_LEN, TURN_LEN, Sizes, room
+from _series import NUM_SESSIONS, SMALL_LEN, TURN_LEN, Sizes, peer_rows, room
 from _series import rows as series_rows
 from _turns import ONE_SHOT_LEN, PHASES, WINDOW, CacheServer
 from benchkit.results import Column, Goal, Result, add_json_option, console_for, emit
@@ -40,9 +40,8 @@ from agentcache.pools.pages import IS_COMPILED
 from agentcache.types import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from _series import MakeServer
     from _turns import Server
     from rich.console import Console
 
@@ -108,9 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.freeze()  # what was imported is not looked through by the collections that are timed
     rows: list[Row] = []
     with console.status("agentcache: turns and short requests"):
-        for page in PAGES:
-            for kinds in COMPOSITIONS:
-                rows += _turn_rows(sizes, kinds, page, CacheServer.core, None)
+        combinations = [(kinds, page) for page in PAGES for kinds in COMPOSITIONS]
+        for (kinds, page), found in zip(
+            combinations, series_rows(combinations, sizes), strict=True
+        ):
+            rows += _placed(kinds, page, CacheServer.core, found)
     with console.status("a long path from the root"):
         rows += [_cold(kinds, page, sizes) for page in PAGES for kinds in COMPOSITIONS]
     with console.status("evictions among few and many"):
@@ -158,11 +159,9 @@ def _label(kinds: Kinds) -> str:
     return "+".join(kind.name for kind in kinds)
 
 
-def _turn_rows(
-    sizes: Sizes, kinds: Kinds, page: int, core: str, make_server: MakeServer | None
-) -> list[Row]:
+def _placed(kinds: Kinds, page: int, core: str, rows: Iterable[Row]) -> list[Row]:
     place = {"composition": _label(kinds), "core": core, "page": page, "bytes_per_node": math.nan}
-    return [place | row for row in series_rows(make_server, kinds, page, sizes)]
+    return [place | row for row in rows]
 
 
 def _cold(kinds: Kinds, page: int, sizes: Sizes) -> Row:
@@ -215,7 +214,8 @@ def _peers(options: argparse.Namespace, sizes: Sizes, say: Callable[[str], None]
                 num_tokens = room(final_len, ONE_SHOT_LEN)
                 return SglangServer(sglang, core, kinds, page, num_tokens, _MANY_STATES, WINDOW)
 
-            rows += _turn_rows(sizes, kinds, PAGES[0], f"sglang {core}", make)
+            found = peer_rows(make, kinds, PAGES[0], sizes)
+            rows += _placed(kinds, PAGES[0], f"sglang {core}", found)
     return rows
 
 
