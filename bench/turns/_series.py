@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from _turns import (
     ONE_SHOT_LEN,
     PHASES,
@@ -62,7 +63,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One series, served once. served: its turns, those of all sessions in the order they came."""
+    """One series. served: its turns, those of all sessions in the order they came. growths: of each
+    time it was served, the last 25 turns over turns 6 to 15."""
 
     series: str
     final_len: int
@@ -70,9 +72,17 @@ class Run:
     num_sessions: int
     hit_rate: float
     served: list[Served]
+    growths: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        n, served = self.num_sessions, self.served
+        first = _mean_ms([s.total_s for s in served[5 * n : 15 * n]])
+        self.growths.append(_mean_ms([s.total_s for s in served[-25 * n :]]) / first)
 
     def take_least(self, same: Run) -> None:
-        """Of each turn keep the one that took least, here or in a run of the same work."""
+        """Of each turn keep the one that took least, here or in a run of the same work; but the
+        growth of each run, whose turns were served within the same second."""
+        self.growths.extend(same.growths)
         turns = zip(self.served, same.served, strict=True)
         self.served[:] = [min(turn, key=lambda served: served.total_s) for turn in turns]
 
@@ -88,6 +98,7 @@ class Run:
             "ms_per_turn_last25": _mean_ms([s.total_s for s in last]),
             "ms_per_turn_mean": _mean_ms([s.total_s for s in served]),
             **{f"ms_{phase}": _mean_ms([s.seconds[phase] for s in last]) for phase in PHASES},
+            "growth": float(np.median(self.growths)),
             "hit_rate": self.hit_rate,
             "num_evictions": sum(s.num_evictions for s in served),
             "evictions_per_turn_last25": sum(s.num_evictions for s in last) / len(last),
