@@ -240,8 +240,10 @@ class EvictionOrder:
     def _compact(self) -> None:
         """Throw stale entries out once they may be a sixth; amortised O(1) per push."""
         for heap in (*self._heaps, self._timers):
-            heap[:] = [entry for entry in heap if entry[1] == entry[2].stamp]
-            heapq.heapify(heap)
+            live = [entry for entry in heap if entry[1] == entry[2].stamp]
+            if len(live) < len(heap):  # else it is in order as it is
+                heap[:] = live
+                heapq.heapify(heap)
         self._num_entries = sum(map(len, self._heaps))
         self._compact_at = max(_MIN_ENTRIES, self._num_entries * 6 // 5)
 
