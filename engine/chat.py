@@ -25,6 +25,7 @@ from agentcache.engine.segments import (
     encode_after,
     encode_segments,
     reply_parts,
+    spliced_len,
 )
 from agentcache.engine.template import Chat, ChatTemplate
 from agentcache.engine.tokenizer import REPLY_MARKUP, Tokenizer
@@ -142,6 +143,10 @@ class ChatFormat:
         `at_start=False` is for segments that follow others, such as a reply's.
         """
         return encode_segments(self._tokenizer, segments, known, at_start=at_start)
+
+    def shared_len(self, segments: Sequence[Segment], known: Sequence[Encoded]) -> int:
+        """How many ids of `known` an encoding of `segments` would keep; encodes nothing."""
+        return spliced_len(segments, known)
 
     def encode_on(self, rendered: Rendered, known: Encoding) -> Encoding:
         """The ids of a history that was continued, `known` being those of what it goes on from."""

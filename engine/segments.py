@@ -29,6 +29,7 @@ __all__ = [
     "encode_after",
     "encode_segments",
     "reply_parts",
+    "spliced_len",
 ]
 
 
@@ -306,6 +307,11 @@ def reply_parts(tokenizer: Tokenizer, ids: Sequence[int] | IntArray) -> tuple[En
 def continues(segments: Sequence[Segment], known: Sequence[Encoded]) -> bool:
     """Whether `segments` begins with all that is known."""
     return _splice(segments, known)[1] == len(known)
+
+
+def spliced_len(segments: Sequence[Segment], known: Sequence[Encoded]) -> int:
+    """Tokens that `encode_segments` would take over from `known`."""
+    return sum(len(part.ids) for part in _splice(segments, known)[0])
 
 
 def _splice(segments: Sequence[Segment], known: Sequence[Encoded]) -> tuple[list[Encoded], int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentcache.engine.chat import ChatFormat, Message, Rendered, Tools
     from agentcache.engine.reply_parser import ReplyReader
     from agentcache.engine.response_template import ResponseTemplateReader
-    from agentcache.engine.segments import Encoding
+    from agentcache.engine.segments import Encoded, Encoding
     from agentcache.session.history import SessionTip
     from agentcache.session.pinning import Volatile
     from agentcache.types import IntArray
@@ -127,10 +127,12 @@ class PromptBuilder:
     ) -> Prompt:
         """The list rendered as a whole, with the ids of the tip that shares most of it."""
         rendered = self._format.render(messages, tools)
-        encodings = [self._format.encode(rendered.segments, tip.history.parts) for tip in tips] or [
-            self._format.encode(rendered.segments)
-        ]
-        encoding = max(encodings, key=lambda encoding: encoding.offset(encoding.reused))
+        known: Sequence[Encoded] = max(
+            (tip.history.parts for tip in tips),
+            key=lambda parts: self._format.shared_len(rendered.segments, parts),
+            default=(),
+        )
+        encoding = self._format.encode(rendered.segments, known)
         tip, shared = _closest(encoding.ids, tips)
         return self._prompt(rendered, encoding, tip, shared, messages, tools)
 

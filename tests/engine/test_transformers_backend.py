@@ -12,6 +12,7 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, GraniteMoeHy
 
 from agentcache.config import CacheConfig
 from agentcache.engine.tiny_hybrid import build
+from agentcache.engine.transformers_backend import TransformersBackend
 from agentcache.errors import UnsupportedModel
 from agentcache.runtime import Runtime
 
@@ -73,6 +74,18 @@ def test_taking_a_model_over_leaves_other_models_alone() -> None:
     with Runtime(build(micro_config()), tokenizer()) as runtime:
         runtime.session().generate(ids, max_new_tokens=2)
         assert torch.equal(stock_logits(other, ids), before)
+
+
+def test_weights_of_linear_layers_lie_transposed_once_a_model_is_taken_over() -> None:
+    model = build(micro_config())
+    TransformersBackend(model)
+    weights = {
+        name: module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name != "lm_head"  # tied to the embedding
+    }
+    assert weights
+    assert all(weight.t().is_contiguous() for weight in weights.values())
 
 
 def test_bfloat16_weights_keep_float32_recurrent_states() -> None:

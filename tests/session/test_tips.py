@@ -88,3 +88,21 @@ def test_a_tip_with_a_call_under_way_on_it_is_not_the_one_to_leave(runtime: Runt
     assert oldest in session.tips
     assert second not in session.tips
     running.close()
+
+
+def test_a_list_that_leaves_all_tips_is_encoded_once(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = runtime.session("all")
+    begin_all(runtime, session, 7)
+    chat_format = runtime.chat_format
+    encoded: list[int] = []
+    encode = chat_format.encode
+
+    def counted(segments: Any, *args: Any, **options: Any) -> Any:
+        encoded.append(len(segments))
+        return encode(segments, *args, **options)
+
+    monkeypatch.setattr(chat_format, "encode", counted)
+    session.complete([{"role": "user", "content": "Something else."}], max_new_tokens=1)
+    assert len([count for count in encoded if count > 1]) == 1

@@ -133,8 +133,8 @@ def test_a_tool_loop_reuses_all_of_the_turn_before(client):
     ]
     second = client.chat.completions.create(**ask, messages=messages, max_tokens=2)
 
-    known = first.usage.prompt_tokens
-    assert second.usage.prompt_tokens_details.cached_tokens >= known - 8
+    known = first.usage.total_tokens  # the call as well: it is written as the template writes it
+    assert second.usage.prompt_tokens_details.cached_tokens >= known - 1
 
 
 def test_openai_json_schema_is_kept_to(client):
@@ -166,7 +166,15 @@ def test_openai_logprobs_name_the_tokens_that_came(client):
 
     assert "".join(item.token for item in plain.logprobs.content) == plain.message.content
     assert all(len(item.top_logprobs) == 2 for item in plain.logprobs.content)
-    assert last.choices[0].logprobs.content == plain.logprobs.content
+    streamed = last.choices[0].logprobs.content
+    for one, other in zip(streamed, plain.logprobs.content, strict=True):
+        # the second call may find more of the prompt, so its numbers may round otherwise
+        assert [each.token for each in (one, *one.top_logprobs)] == [
+            each.token for each in (other, *other.top_logprobs)
+        ]
+        assert [each.logprob for each in one.top_logprobs] == pytest.approx(
+            [each.logprob for each in other.top_logprobs], abs=1e-3
+        )
 
 
 def test_openai_completions_of_text_and_of_ids_agree(client, served_here):
