@@ -16,12 +16,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agentcache.chat.command import register as add_chat
+from agentcache.cli_options import Adapter, JsonFile, Model, Policy, Threads, Unproven
 from agentcache.errors import AgentCacheError, ConfigError, ModelError
-from agentcache.policy.eviction import POLICIES
 from agentcache.replay.results import ReplayResult, summary_table, trajectory_table
 
 if TYPE_CHECKING:
     from agentcache.engine.doctor import Diagnosis
+    from agentcache.replay.trace import ReadResult
 
 __all__ = ["app", "main"]
 
@@ -36,16 +37,6 @@ app = typer.Typer(
 SAMPLE = Path(__file__).with_name("data") / "sample"
 """Recorded runs that come with the package."""
 
-_Adapter = Annotated[
-    str | None, typer.Option(help="Folder or Hub id of a LoRA adapter, merged into the model.")
-]
-_Unproven = Annotated[
-    bool,
-    typer.Option(
-        "--unproven", help="Admit a model for which warm = cold has not been proven, at your risk."
-    ),
-]
-
 
 @app.callback()
 def _root() -> None:
@@ -58,18 +49,14 @@ def replay(
         list[Path] | None,
         typer.Argument(help="Files or folders of recorded runs; by default the bundled sample."),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="Embedded model, folder, or downloaded Hub id.")
-    ] = "tiny-hybrid",
-    adapter: _Adapter = None,
-    unproven: _Unproven = False,
+    model: Model = "tiny-hybrid",
+    adapter: Adapter = None,
+    unproven: Unproven = False,
     budget: Annotated[
         str | None,
         typer.Option(help='"512MiB", "2GB", or a share of the need such as "10%".'),
     ] = None,
-    policy: Annotated[
-        str, typer.Option(help=f"Eviction policy: {', '.join(sorted(POLICIES))}.")
-    ] = "auto",
+    policy: Policy = "auto",
     concurrency: Annotated[
         int, typer.Option(help="Runs open at once, interleaved at their recorded pace.")
     ] = 1,
@@ -84,12 +71,8 @@ def replay(
         int, typer.Option(help="Recompute N calls cold and compare ids, logits and states.")
     ] = 0,
     cold: Annotated[int, typer.Option(help="Time N calls without the cache.")] = 0,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads to compute with; by default one per physical core.")
-    ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the results as JSON; - for standard output.")
-    ] = None,
+    threads: Threads = None,
+    json_file: JsonFile = None,
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")] = None,
 ) -> None:
     """Replay recorded agent runs through a hybrid model, one session handle each."""
@@ -162,14 +145,10 @@ def doctor(
             "is asked for."
         ),
     ] = None,
-    adapter: _Adapter = None,
-    unproven: _Unproven = False,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads to compute with; by default one per physical core.")
-    ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the results as JSON; - for standard output.")
-    ] = None,
+    adapter: Adapter = None,
+    unproven: Unproven = False,
+    threads: Threads = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Check that a model resumed from cached data computes what it computes without a cache."""
     console = Console(stderr=json_file == "-")
@@ -319,6 +298,7 @@ def _replay(
         CacheConfig(budget=budget)
     settings = ReplayOptions(**options)  # type: ignore[arg-type]
     read = read_paths(paths)
+    _check_any(read, paths)
     read = replace(read, trajectories=read.trajectories[:limit])
     with console.status(f"loading {model}"):
         from agentcache.engine.threads import use_threads
@@ -338,6 +318,17 @@ def _replay(
             policy=policy,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
+
+
+def _check_any(read: ReadResult, paths: list[Path]) -> None:
+    """Raises ConfigError where nothing that was read can be replayed, and says why."""
+    if read.trajectories:
+        return
+    reasons = [*(str(error) for _, error in read.rejected), *read.warnings]
+    if not reasons:
+        reasons = [f"there is no recorded run in {', '.join(map(str, paths))}"]
+    first = "" if len(reasons) == 1 else f" for {len(reasons):,} reasons, the first"
+    raise ConfigError(f"nothing to replay{first}: {reasons[0]}")
 
 
 def _write_json(value: Any, json_file: str | None) -> None:
@@ -378,7 +369,11 @@ def _is_clean(result: ReplayResult) -> bool:
     return not result.rejected and result.verify.passed(result.verify_tolerance)
 
 
-_ADDED = ("agentcache.integrations.server.command", "agentcache.store_cli")
+_ADDED = (
+    "agentcache.cli_simulate",
+    "agentcache.integrations.server.command",
+    "agentcache.store_cli",
+)
 """Modules above or beside this one that bring commands, by name, so that nothing here depends on
 them; each has `register(app)` and imports what may be missing only when its command runs."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,12 @@ import numpy as np
 from agentcache.clock import Clock, SystemClock
 from agentcache.config import CacheConfig
 from agentcache.engine.chat import ChatFormat
-from agentcache.engine.loader import LoadedModel, load_model
+from agentcache.engine.loader import LoadedModel, fingerprint, load_model
+from agentcache.engine.messages import same_message
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.transformers_backend import shape_of
 from agentcache.engine.verify import LOGIT_TOLERANCE
-from agentcache.errors import AgentCacheError, ConfigError
+from agentcache.errors import AgentCacheError, ConfigError, InvalidRequest
 from agentcache.policy.cost import prefill_flops
 from agentcache.replay.need import NeedCounter
 from agentcache.replay.results import CallRecord, FileCounts, ReplayResult
@@ -23,11 +25,12 @@ from agentcache.replay.schedule import interleave, spread
 from agentcache.runtime import Runtime
 
 if TYPE_CHECKING:
+    from agentcache.engine.chat import Rendered
     from agentcache.engine.segments import Encoded
     from agentcache.replay.trace import Call, ReadResult, Trajectory
     from agentcache.session.handle import Session
     from agentcache.session.turn import Turn
-    from agentcache.types import ModelShape
+    from agentcache.types import IntArray, ModelShape
 
 __all__ = ["ReplayOptions", "Replayer", "budget_of"]
 
@@ -82,6 +85,77 @@ class _Tally:
     counter: NeedCounter = field(default_factory=NeedCounter)
 
 
+class _Answers:
+    """Recorded answers in one model's tokens.
+
+    Sampled ids are those that were sampled where the model reads the recorded answer in them, and
+    where they are its own by fingerprint. Else they are of another model, and the text counts.
+    """
+
+    def __init__(self, loaded: LoadedModel, vocab_size: int) -> None:
+        self._model = loaded.model
+        self._tokenizer = Tokenizer(loaded.tokenizer)
+        config = getattr(loaded.model, "generation_config", None)
+        self._end_ids = self._tokenizer.end_ids(config)
+        self._end = np.array(_closing(loaded.tokenizer, self._end_ids), dtype=np.int32)
+        self._vocab_size = vocab_size
+        self.chat = ChatFormat(self._tokenizer, end_ids=self._end_ids)
+
+    def sampled(self, call: Call, rendered: Rendered | None = None) -> IntArray | None:
+        """The sampled ids, or None where there are none or the text counts.
+
+        rendered: the call's prompt. Raises InvalidRequest for a prompt that cannot be rendered, and
+        for ids outside the vocabulary unless they are known to be of another model.
+        """
+        ids = call.answer_ids
+        if ids is None:
+            return None
+        outside = next((at for at, i in enumerate(ids) if i >= self._vocab_size), None)
+        if outside is None:
+            array = np.array(ids, dtype=np.int32)
+            if self._says(call, array, rendered) or self._is_own(call):
+                return array
+        elif call.fingerprint is None or self._is_own(call):
+            raise InvalidRequest(
+                f"answer_ids[{outside}] is {ids[outside]}, outside the vocabulary of "
+                f"{self._vocab_size} ids; leave answer_ids out to replay the answer's text"
+            )
+        return None
+
+    def ids(self, call: Call, rendered: Rendered) -> IntArray:
+        """What a replay absorbs. rendered: the call's prompt. Raises InvalidRequest."""
+        sampled = self.sampled(call, rendered)
+        if sampled is not None:
+            return sampled
+        segments = self.chat.reply_segments(call.messages, call.answer, call.tools)
+        return np.concatenate([self.chat.encode(segments, at_start=False).ids, self._end])
+
+    def _says(self, call: Call, ids: IntArray, rendered: Rendered | None) -> bool:
+        """Whether the ids, read as a reply to the prompt, make the recorded answer."""
+        rendered = rendered or self.chat.render(call.messages, call.tools)
+        header = "".join(each.text for each in rendered.segments[rendered.reply_start :])
+        reader = self.chat.reply_reader(
+            in_thinking=rendered.in_thinking, tools=call.tools, header=header
+        )
+        visible = [token for token in ids.tolist() if token not in self._end_ids]
+        reader.push(self._tokenizer.decode(visible, skip_special=True))
+        reader.finish()
+        return same_message(reader.message, call.answer)
+
+    def _is_own(self, call: Call) -> bool:
+        return call.fingerprint is not None and call.fingerprint == self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self._model, self._tokenizer)
+
+
+def _closing(tokenizer: Any, end_ids: frozenset[int]) -> list[int]:
+    """The id that a runtime closes a recorded text with, if the model has one."""
+    own = getattr(tokenizer, "eos_token_id", None)
+    return [own] if own in end_ids else sorted(end_ids)[:1]
+
+
 class Replayer:
     """Replays what was read from files through one model.
 
@@ -108,6 +182,8 @@ class Replayer:
         self._clock = clock or SystemClock()
         self._unproven = unproven
         self._loaded: LoadedModel = load_model(model, adapter=adapter, unproven=unproven)
+        self._shape: ModelShape = shape_of(self._loaded.model, unproven=unproven)
+        self._answers = _Answers(self._loaded, self._shape.vocab_size)
 
     @property
     def trajectories(self) -> Sequence[Trajectory]:
@@ -121,28 +197,20 @@ class Replayer:
 
     def need_bytes(self) -> int:
         """The need of these runs in this order (see `NeedCounter`), found without the model."""
-        tokenizer = Tokenizer(self._loaded.tokenizer)
-        shape = shape_of(self._loaded.model, unproven=self._unproven)
-        end_ids = tokenizer.end_ids(getattr(self._loaded.model, "generation_config", None))
-        chat = ChatFormat(tokenizer, end_ids=end_ids)
+        chat = self._answers.chat
         known: dict[int, tuple[Encoded, ...]] = {}
         counter = NeedCounter()
         for index, number, _ in self.order():
             call = self.trajectories[index].calls[number]
             try:
-                prompt = chat.encode(
-                    chat.render(call.messages, call.tools).segments, known.get(index, ())
-                )
-                reply = chat.encode(
-                    chat.reply_segments(call.messages, call.answer, call.tools), at_start=False
-                )
+                rendered = chat.render(call.messages, call.tools)
+                prompt = chat.encode(rendered.segments, known.get(index, ()))
+                reply = self._answers.ids(call, rendered)
             except AgentCacheError:
                 continue  # the replay itself reports it
-            known[index] = (*prompt.parts, *reply.parts)
-            end = sorted(end_ids)[:1]
-            ids = np.concatenate([prompt.ids, reply.ids, np.array(end, dtype=np.int32)])
-            counter.add(ids, len(prompt.ids))
-        return counter.need_bytes(shape)
+            known[index] = (*prompt.parts, *chat.reply_parts(reply))
+            counter.add(np.concatenate([prompt.ids, reply]), len(prompt.ids))
+        return counter.need_bytes(self._shape)
 
     def run(
         self,
@@ -201,10 +269,11 @@ class Replayer:
         return runtime.session(trajectory.id, parent=trajectory.parent)
 
     def _call(self, session: Session, call: Call, verify: bool) -> Turn:
+        sampled = self._answers.sampled(call)
         return session.complete(
             call.messages,
             tools=call.tools,
-            replay=call.answer,
+            replay=call.answer if sampled is None else sampled,
             stepwise=self._options.stepwise,
             verify=verify,
         )

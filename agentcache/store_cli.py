@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentcache.cli_options import JsonFile
 from agentcache.errors import AgentCacheError, ConfigError
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ _Url = Annotated[
     ),
 ]
 _Tenant = Annotated[str | None, typer.Option(help="Only sessions of this tenant.")]
-_Json = Annotated[
-    str | None, typer.Option("--json", help="Write the results as JSON; - for standard output.")
-]
 _DEFAULT = "runs.db"
 _TEXTS = ("id", "tenant", "parent", "model")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -54,7 +52,9 @@ def register(app: typer.Typer) -> None:
 
 
 @sessions.command("list")
-def list_sessions(store: _Url = _DEFAULT, tenant: _Tenant = None, json_file: _Json = None) -> None:
+def list_sessions(
+    store: _Url = _DEFAULT, tenant: _Tenant = None, json_file: JsonFile = None
+) -> None:
     """List sessions with their turns and how much of their prompts was reused."""
     console = Console(stderr=json_file == "-")
     with _failing(), _opened(store) as opened:
@@ -68,7 +68,7 @@ def show(
     id: Annotated[str, typer.Argument(help="Id of the session.")],
     store: _Url = _DEFAULT,
     tenant: _Tenant = None,
-    json_file: _Json = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Show a session's turns: cached against computed tokens, and in words why no more was."""
     console = Console(stderr=json_file == "-")
@@ -111,7 +111,7 @@ def prune(
     ] = None,
     closed: Annotated[bool, typer.Option("--closed", help="Sessions that are closed.")] = False,
     store: _Url = _DEFAULT,
-    json_file: _Json = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Delete sessions; with both options, those of which both is true."""
     console = Console(stderr=json_file == "-")
@@ -186,7 +186,7 @@ def _unreplayable(call: StoredCall) -> str | None:
 
 
 def _row(name: str, session: StoredSession, call: StoredCall) -> dict[str, Any]:
-    """A line of calls JSONL; `replay` leaves `usage` and `answer_ids` alone."""
+    """A line of calls JSONL; `replay` leaves `usage` alone."""
     usage = call.turn.usage
     row: dict[str, Any] = {"trajectory": name}
     if session.parent is not None:
@@ -198,7 +198,8 @@ def _row(name: str, session: StoredSession, call: StoredCall) -> dict[str, Any]:
         **row,
         "messages": call.messages,
         "answer": call.answer,
-        "answer_ids": call.output_ids.tolist(),
+        "answer_ids": call.reply_ids.tolist(),
+        "fingerprint": session.fingerprint,
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,

@@ -141,13 +141,39 @@ def test_unusual_runs_replay_with_equal_answers(name: str, tmp_path: Path) -> No
         (["--max-turns=0"], 2, "at least 1"),
         (["--verify=-1"], 2, "at least 0"),
         (["--no-such-flag"], 2, "no-such-flag"),
-        (["/no/such/file.json"], 1, "/no/such/file.json"),
     ],
 )
 def test_wrong_usage_says_what_to_do(arguments: list[str], status: int, said: str) -> None:
     done = agentcache("replay", *arguments)
     assert done.status == status, done.stdout + done.stderr
     assert said in (done.stdout + done.stderr).replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (["/no/such/path"], "error: nothing to replay: /no/such/path: does not exist"),
+        (["empty"], "error: nothing to replay: there is no recorded run in "),
+        (["none.jsonl"], "holds no model call"),
+        (["none.jsonl", "other"], "nothing to replay for 2 reasons, the first: "),
+        (["text.json"], "is not JSON"),
+    ],
+)
+def test_where_nothing_can_be_replayed_one_line_says_why_and_nothing_is_written(
+    paths: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "none.jsonl").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "none.jsonl").write_text("")
+    (tmp_path / "text.json").write_text("no JSON")
+    given, page = [str(tmp_path / path) for path in paths], tmp_path / "page.html"
+    for to_json in ([], ["--json=-"]):
+        done = agentcache("replay", *given, f"--report={page}", *to_json)
+        assert (done.status, done.stdout) == (2, "")
+        assert done.stderr.count("\n") == 1
+        assert said in done.stderr
+    assert not page.exists()
 
 
 def test_calls_that_do_not_fit_the_budget_are_named_and_the_others_go_on(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import typer
 from agentcache.chat.conversation import Conversation
 from agentcache.chat.screen import Screen
 from agentcache.chat.shell import Shell
+from agentcache.cli_options import Adapter, Budget, Model, Threads, Unproven
 from agentcache.config import CacheConfig
 from agentcache.errors import ConfigError, InvalidRequest, ModelError
 
@@ -33,25 +34,11 @@ def register(app: typer.Typer) -> None:
 
 
 def chat(
-    model: Annotated[
-        str, typer.Option(help="Embedded model, folder, or downloaded Hub id.")
-    ] = "tiny-hybrid",
-    adapter: Annotated[
-        str | None, typer.Option(help="Folder or Hub id of a LoRA adapter, merged into the model.")
-    ] = None,
-    unproven: Annotated[
-        bool,
-        typer.Option(
-            "--unproven",
-            help="Admit a model for which warm = cold has not been proven, at your risk.",
-        ),
-    ] = False,
-    budget: Annotated[
-        str, typer.Option(help='Bytes for the cache, such as "512MiB" or "2GB".')
-    ] = "512MiB",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads to compute with; by default one per physical core.")
-    ] = None,
+    model: Model = "tiny-hybrid",
+    adapter: Adapter = None,
+    unproven: Unproven = False,
+    budget: Budget = "512MiB",
+    threads: Threads = None,
     session: Annotated[str, typer.Option(help="Name of the first session.")] = "chat",
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     tools: Annotated[

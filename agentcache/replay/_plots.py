@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
-from contextlib import contextmanager
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agentcache.replay.drawing import INK, LINES, figure, legend_above, page_svg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from agentcache.replay.results import CallRecord, ReplayResult
 
@@ -23,37 +20,7 @@ MAX_PANELS = 6
 """Most trajectories drawn one by one; more are drawn together."""
 
 _CACHED, _COMPUTED, _COLD = "#a9c7e8", "#d9590b", "#495057"
-_LINES = ("#1c6fb8", "#2f9e44", "#9c36b5", "#e8890c", "#0c8599", "#c2255c")
 _KINDS = ("#74a9d8", "#f2a65a", "#8ccf9b", "#b79ad6", "#e08fa9", "#8fd0d6")
-_GRID, _INK = "#e5e8eb", "#343a40"
-
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
-    "svg.hashsalt": "agentcache",  # equal input, equal ids
-    "svg.id": None,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "font.family": ["DejaVu Sans"],
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.titlelocation": "left",
-    "axes.edgecolor": "#adb5bd",
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": _GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-}
-
-
 def tokens_figure(result: ReplayResult) -> str:
     """Cached and computed tokens of each turn, and the computed ones again on their own scale.
 
@@ -62,8 +29,8 @@ def tokens_figure(result: ReplayResult) -> str:
     panels = _token_panels(result)
     num_cols = min(3, len(panels))
     num_blocks = -(-len(panels) // num_cols)
-    with _figure(10, 2.9 * num_blocks + 0.3) as (figure, out):
-        axes = figure.subplots(
+    with figure(10, 2.9 * num_blocks + 0.3) as (drawn, out):
+        axes = drawn.subplots(
             2 * num_blocks, num_cols, squeeze=False, height_ratios=[2.2, 1] * num_blocks
         )
         top = max(
@@ -89,8 +56,8 @@ def tokens_figure(result: ReplayResult) -> str:
             if idx % num_cols == 0:
                 upper.set_ylabel("prompt tokens")
                 lower.set_ylabel("computed")
-        _legend_above(figure, axes[0][0])
-    return _page_svg(out, "tokens", "Cached and computed prompt tokens of each turn")
+        legend_above(drawn, axes[0][0])
+    return page_svg(out, "tokens", "Cached and computed prompt tokens of each turn")
 
 
 def ttft_figure(result: ReplayResult) -> str:
@@ -98,10 +65,10 @@ def ttft_figure(result: ReplayResult) -> str:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     groups = _groups(result)
-    with _figure(10, 3.1) as (figure, out):
-        ax = figure.subplots()
+    with figure(10, 3.1) as (drawn, out):
+        ax = drawn.subplots()
         if len(groups) <= MAX_PANELS:
-            for (name, calls), color in zip(groups.items(), _LINES, strict=False):
+            for (name, calls), color in zip(groups.items(), LINES, strict=False):
                 turns, times = _ttft_points(calls)
                 label = _label(name)
                 ax.plot(turns, times, "o-", markersize=2.2, lw=1, color=color, label=label)
@@ -110,7 +77,7 @@ def ttft_figure(result: ReplayResult) -> str:
             medians = [median(_ttft_points(calls)[1]) for calls in by_turn.values()]
             turns, times = _ttft_points(result.calls)
             ax.plot(turns, times, "o", markersize=1.8, color=_CACHED, label="each call")
-            ax.plot(list(by_turn), medians, color=_LINES[0], label="median")
+            ax.plot(list(by_turn), medians, color=LINES[0], label="median")
         cold = [(c.call, c.cold_ttft_s) for c in result.calls if c.cold_ttft_s is not None]
         if cold:
             turns, times = [turn for turn, _ in cold], [time for _, time in cold]
@@ -123,8 +90,8 @@ def ttft_figure(result: ReplayResult) -> str:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         ax.set_xlabel("turn")
         ax.set_ylabel("time to first token")
-        _legend_above(figure, ax)
-    return _page_svg(out, "ttft", "Time to first token of each turn")
+        legend_above(drawn, ax)
+    return page_svg(out, "ttft", "Time to first token of each turn")
 
 
 def bytes_figure(result: ReplayResult) -> str:
@@ -138,8 +105,8 @@ def bytes_figure(result: ReplayResult) -> str:
     kinds = sorted({kind for call in calls for kind in call.bytes_by_kind})
     unit, name = _byte_unit(result.peak_bytes)
     times = [0.0, *(call.at_s for call in calls)]
-    with _figure(10, 2.8) as (figure, out):
-        ax = figure.subplots()
+    with figure(10, 2.8) as (drawn, out):
+        ax = drawn.subplots()
         below = [0.0] * len(times)
         for idx, kind in enumerate(kinds):
             held = [0.0, *(call.bytes_by_kind.get(kind, 0) / unit for call in calls)]
@@ -148,7 +115,7 @@ def bytes_figure(result: ReplayResult) -> str:
             ax.fill_between(times, below, above, step="pre", color=color, lw=0, label=kind)
             below = above
         top = max([*below, result.peak_bytes / unit])
-        ax.axhline(result.peak_bytes / unit, color=_INK, lw=0.9, ls=":", label="peak")
+        ax.axhline(result.peak_bytes / unit, color=INK, lw=0.9, ls=":", label="peak")
         if budget_in_view(result) and result.budget_bytes is not None:
             top = max(top, result.budget_bytes / unit)
             ax.axhline(result.budget_bytes / unit, color="#c92a2a", lw=1.1, ls="--", label="budget")
@@ -157,8 +124,8 @@ def bytes_figure(result: ReplayResult) -> str:
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         ax.set_xlabel("seconds since the start")
         ax.set_ylabel(name)
-        _legend_above(figure, ax)
-    return _page_svg(out, "bytes", "Bytes held over time by kind")
+        legend_above(drawn, ax)
+    return page_svg(out, "bytes", "Bytes held over time by kind")
 
 
 def budget_in_view(result: ReplayResult) -> bool:
@@ -248,13 +215,6 @@ def _whole_numbers(ax: Axes) -> None:
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def _legend_above(figure: Figure, ax: Axes) -> None:
-    """Put the legend of `ax` over the whole figure, in as many columns as its labels allow."""
-    handles, labels = ax.get_legend_handles_labels()
-    num_cols = 160 // (10 + max(map(len, labels)))
-    figure.legend(handles, labels, loc="outside upper left", ncols=num_cols)
-
-
 def _label(name: str) -> str:
     """A trajectory's name in at most 34 characters; ids differ at their ends more than in front."""
     shown = "".join(char if char.isprintable() else " " for char in name)
@@ -272,40 +232,3 @@ def _byte_unit(num_bytes: int) -> tuple[int, str]:
         if num_bytes >= 2 * 1024**exponent:
             return 1024**exponent, name
     return 1, "bytes"
-
-
-@contextmanager
-def _figure(width: float, height: float) -> Iterator[tuple[Figure, io.StringIO]]:
-    """A figure of so many inches in the report's style; its SVG is in the buffer afterwards."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    # a reader's own settings would change the figures; the backend is not used
-    settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}
-    del settings["backend"]
-    out = io.StringIO()
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # the reader's browser has the glyphs that the font for measuring lacks
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(width, height))
-        FigureCanvasSVG(figure)
-        yield figure, out
-        unstamped = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(out, format="svg", metadata=unstamped)
-
-
-def _page_svg(out: io.StringIO, name: str, label: str) -> str:
-    """The figure's <svg> element alone, its ids made unique among the figures of a page.
-
-    Only tags are touched: what stands between them is text from the data.
-    """
-
-    def adapt(tag: re.Match[str]) -> str:
-        adapted = re.sub(r' xmlns(:xlink)?="[^"]*"', "", tag[0])
-        adapted = re.sub(r' id="', f' id="{name}-', adapted)
-        return re.sub(r'(href="|url\()#', rf"\1#{name}-", adapted)
-
-    drawing = out.getvalue()
-    drawing = re.sub(r"<[^>]*>", adapt, drawing[drawing.index("<svg") :])
-    return drawing.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

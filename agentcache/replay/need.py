@@ -42,8 +42,11 @@ class NeedCounter:
         known = self._tree.match(self._root, prompt, prompt_len).known_len
         self.prompt_tokens += prompt_len
         self.ideal_cached += min(prompt_len - 1, known)
-        if 0 < known < prompt_len:
-            self._file(prompt, known)
+        if known == prompt_len:
+            known = self._tree.match(self._root, ids, len(ids)).known_len
+        branch = min(known, prompt_len - 1)
+        if 0 < branch and known < len(ids):
+            self._file(prompt, branch)
         self._file(ids, len(ids))
 
     def _file(self, ids: IntArray, length: int) -> None:

@@ -130,7 +130,12 @@ def _row(trajectory: Trajectory, call: Call, *, is_first: bool) -> dict[str, Any
         row["exact"] = False
     if call.tools is not None:
         row["tools"] = call.tools
-    return {**row, "messages": call.messages, "answer": call.answer}
+    row |= {"messages": call.messages, "answer": call.answer}
+    if call.answer_ids is not None:
+        row["answer_ids"] = call.answer_ids
+    if call.fingerprint is not None:
+        row["fingerprint"] = call.fingerprint
+    return row
 
 
 def _read(source: Source, max_bytes: int) -> list[Trajectory] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,14 @@ HEAD = "0001"
 """The newest revision in `migrations/versions`."""
 
 _TABLES = frozenset({"sessions", "turns", "messages", "toolsets"})
+_FORBIDDEN = "42501"
+"""PostgreSQL's code where a user may not do what was asked."""
+
 _BUSY_S = 5.0
 """How long SQLite waits for another process to let go of the file."""
+
+_ALEMBIC = threading.Lock()
+"""Alembic keeps what it works on in globals: one upgrade at a time in a process."""
 
 
 def url_of(target: str | Path) -> URL:
@@ -143,16 +150,19 @@ def _revision(connection: Connection, name: str) -> str | None:
 
 
 def _upgrade(connection: Connection) -> None:
-    """Run what revisions are missing."""
+    """Run what revisions are missing, while nobody else does. In a transaction for writing."""
     from alembic import command  # takes its time, and is needed only here
     from alembic.config import Config
 
+    if connection.dialect.name == "postgresql":  # SQLite's transaction for writing is alone
+        connection.execute(text(f"SELECT pg_advisory_xact_lock(hashtext('{VERSION_TABLE}'))"))
     config = Config()
     folder = Path(__file__).with_name("migrations")
     config.set_main_option("script_location", str(folder).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _ALEMBIC:
+        command.upgrade(config, "head")
 
 
 def _make_engine(url: URL) -> Engine:
@@ -160,7 +170,9 @@ def _make_engine(url: URL) -> Engine:
     arguments: dict[str, Any] = {"timeout": _BUSY_S} if is_sqlite else {}
     try:
         # errors are logged, and messages have no business in logs
-        engine = create_engine(url, connect_args=arguments, hide_parameters=True)
+        engine = create_engine(
+            url, connect_args=arguments, hide_parameters=True, pool_pre_ping=not is_sqlite
+        )  # a connection may be gone since it was used, as when the server was started anew
     except ImportError as error:
         raise ConfigError(
             f"no driver for {url.drivername} is installed ({error.name}); pip install it, such as "
@@ -199,7 +211,8 @@ def _translated(name: str, error: SQLAlchemyError) -> StoreError:
         return StoreUnavailable(
             f"{name} is locked by another program for more than {_BUSY_S:.0f} s; end that one"
         )
-    if isinstance(error, OperationalError):
+    is_forbidden = getattr(getattr(error, "orig", None), "sqlstate", None) == _FORBIDDEN
+    if isinstance(error, OperationalError) or is_forbidden:
         return StoreUnavailable(
             f"{name} cannot be used ({problem}); check that it exists, its permissions and the "
             "space on its disk"

@@ -31,14 +31,16 @@ __all__ = ["Store", "StoredCall", "StoredSession", "StoredTurn"]
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """One opening of a session. number: of its row; an id opened again has several. created, last,
-    closed: unix seconds of its first and last turn and of its end, where it was closed."""
+    """One opening of a session. number: of its row; an id opened again has several. fingerprint: of
+    the model with its tokenizer. created, last, closed: unix seconds of its first and last turn and
+    of its end, where it was closed."""
 
     number: int
     id: str
     tenant: str | None
     parent: str | None
     model: str
+    fingerprint: str
     created: float
     last: float
     closed: float | None
@@ -65,12 +67,14 @@ class StoredTurn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredCall:
-    """A turn with all of its prompt and reply. messages: none where the prompt was given in ids;
+    """A turn with all of its prompt and reply. reply_ids: the output as far as the answer says it;
+    it differs where a stop string cut the reply. messages: none where the prompt was given in ids;
     answer: None where no reply was asked for."""
 
     turn: StoredTurn
     prompt_ids: IntArray
     output_ids: IntArray
+    reply_ids: IntArray
     messages: tuple[dict[str, Any], ...]
     answer: dict[str, Any] | None
     tools: list[dict[str, Any]] | None
@@ -157,6 +161,7 @@ class Store:
                     turn=_turn(row),
                     prompt_ids=link.prompt,
                     output_ids=link.output,
+                    reply_ids=link.history[len(link.prompt) :],
                     messages=link.messages,
                     answer=link.answer,
                     tools=row["tools"],
@@ -251,6 +256,7 @@ def _sessions(id: str | None, tenants: tuple[str | None, ...] | None) -> Select[
             Session.tenant,
             Session.parent,
             Session.model,
+            Session.fingerprint,
             Session.created,
             func.coalesce(func.max(Turn.created), Session.created).label("last"),
             Session.closed,

@@ -55,6 +55,8 @@ CALLS = st.builds(
     ANSWERS,
     st.none() | st.floats(0, 2e9),
     st.booleans(),
+    st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    st.none() | TEXT,
 )
 TRAJECTORIES = st.lists(
     st.builds(

@@ -1,11 +1,15 @@
-"""A runtime that stores its turns, and what it stored."""
+"""A runtime that stores its turns, and what it stored, in every kind of database.
+
+Tests that look into the file take `path` and run on SQLite alone.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
-from testkit.stores import settled, stored_runtime
+from testkit.stores import POSTGRES, postgres_schema, settled, stored_runtime
 
 from agentcache import Runtime, Store
 
@@ -21,9 +25,38 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs.db"
 
 
+KINDS = (
+    "sqlite",
+    pytest.param(
+        "postgresql",
+        marks=pytest.mark.skipif(
+            POSTGRES not in os.environ,
+            reason=f"{POSTGRES} gives no URL of a PostgreSQL database to make schemas in",
+        ),
+    ),
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for name in {"target", "shared_target"} & set(metafunc.fixturenames):
+        metafunc.parametrize(
+            name, KINDS[:1] if "path" in metafunc.fixturenames else KINDS, indirect=True
+        )
+
+
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    with Store(path) as opened:
+def target(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where an empty store is to be: a file at `path`, or the URL of a server's database."""
+    if request.param == "sqlite":
+        yield str(request.getfixturevalue("path"))
+        return
+    with postgres_schema() as url:
+        yield url
+
+
+@pytest.fixture
+def store(target: str) -> Iterator[Store]:
+    with Store(target) as opened:
         yield opened
 
 
@@ -34,8 +67,19 @@ def runtime(store: Store) -> Iterator[Runtime]:
 
 
 @pytest.fixture(scope="module")
-def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with Store(tmp_path_factory.mktemp("store") / "runs.db") as opened:
+def shared_target(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield str(tmp_path_factory.mktemp("store") / "runs.db")
+        return
+    with postgres_schema() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def shared_store(shared_target: str) -> Iterator[Store]:
+    with Store(shared_target) as opened:
         yield opened
 
 

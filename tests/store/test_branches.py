@@ -97,8 +97,8 @@ def test_sessions_at_once_do_not_mix(runtime: Runtime, calls: Calls) -> None:
         assert whole(stored[-1]) == session.ids.tolist()
 
 
-def test_runtimes_that_share_a_store_keep_their_sessions(path: Path, store: Store) -> None:
-    with stored_runtime(store) as one, stored_runtime(path) as two:
+def test_runtimes_that_share_a_store_keep_their_sessions(target: str, store: Store) -> None:
+    with stored_runtime(store) as one, stored_runtime(target) as two:
         for runtime, text in ((one, "One."), (two, "Two."), (one, "Three."), (two, "Four.")):
             grow(runtime.session("same"), text)
     found = store.sessions("same")
@@ -151,9 +151,9 @@ def test_tools_nobody_uses_go_with_the_sessions_that_did(
     assert sql(path, "SELECT count(*) FROM toolsets") == [(0,)]
 
 
-def test_only_sessions_that_are_old_enough_and_closed_are_pruned(path: Path) -> None:
+def test_only_sessions_that_are_old_enough_and_closed_are_pruned(target: str) -> None:
     now = [100.0]
-    with Store(path, now=lambda: now[0]) as store, stored_runtime(store) as runtime:
+    with Store(target, now=lambda: now[0]) as store, stored_runtime(store) as runtime:
         for name, at in (("old", 100.0), ("old-open", 100.0), ("new", 300.0)):
             now[0] = at
             session = runtime.session(name)

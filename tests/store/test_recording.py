@@ -141,7 +141,7 @@ def test_capacity_has_to_hold_a_turn(path: Path) -> None:
         Store(path, capacity=0)
 
 
-def test_a_program_that_ends_without_closing_has_stored_its_turns(path: Path) -> None:
+def test_a_program_that_ends_without_closing_has_stored_its_turns(target: str) -> None:
     program = f"""
 import numpy as np
 from agentcache.store.base import FinishedTurn, SessionKey
@@ -150,7 +150,7 @@ from agentcache.types import Usage
 
 class History: pass
 history, ids = History(), np.arange(3, dtype=np.int32)
-recorder = Store({str(path)!r}).record(model="m", fingerprint="f")
+recorder = Store({target!r}).record(model="m", fingerprint="f")
 for number in range(20):
     recorder.add(FinishedTurn(
         session=SessionKey("task", None, None, 1), session_closed=False, tip=1, index=1,
@@ -160,19 +160,19 @@ for number in range(20):
 """
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    with Store(path, create=False) as store:
+    with Store(target, create=False) as store:
         assert [each.turns for each in store.sessions("task")] == [20]
 
 
-def test_a_program_that_is_killed_loses_at_most_the_turn_in_flight(path: Path) -> None:
+def test_a_program_that_is_killed_loses_at_most_the_turn_in_flight(target: str) -> None:
     done = run(
-        path,
+        target,
         "for number in range(8): session.chat([user(f'Step {number}.')], max_new_tokens=2)",
         "print(session.ids.tolist(), flush=True)",
         "os.kill(os.getpid(), signal.SIGKILL)",
     )
     assert done.returncode == -9, done.stderr
-    with Store(path, create=False) as store:
+    with Store(target, create=False) as store:
         [found] = store.sessions("task")
         stored = list(store.calls(found))
         assert len(stored) in (7, 8)
@@ -186,14 +186,14 @@ def test_a_program_that_is_killed_loses_at_most_the_turn_in_flight(path: Path) -
             assert settled(runtime)["written"] == 1
 
 
-def run(path: Path, *lines: str) -> Any:
+def run(target: str, *lines: str) -> Any:
     """A program with a session on a runtime that stores."""
     begin = (
         "import os, signal, sys",
         f"sys.path[:0] = {sys.path!r}",
         "from testkit.stores import stored_runtime, user",
         "assert 'sqlalchemy' not in sys.modules  # who stores nothing does not pay for it",
-        f"runtime = stored_runtime({str(path)!r})",
+        f"runtime = stored_runtime({target!r})",
         "session = runtime.session('task')",
     )
     program = "\n".join([*begin, *lines])

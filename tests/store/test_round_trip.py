@@ -39,6 +39,7 @@ def check(call: StoredCall, turn: Turn, session: Session) -> None:
     """A stored call is the turn that its session just finished."""
     assert [*call.prompt_ids, *call.output_ids] == session.ids.tolist()
     assert call.output_ids.tolist() == turn.ids.tolist()
+    assert call.reply_ids.tolist() == (turn.ids.tolist() if call.answer else [])
     assert [*call.messages, call.answer] == session.messages
     assert call.turn.usage == turn.usage
     assert call.turn.miss == (None if turn.miss is None else turn.miss.to_json())
@@ -125,6 +126,9 @@ def test_a_reply_cut_within_a_token_is_gone_on_from(
     assert stored.output_ids.tolist() == cut.ids.tolist()
     whole = [*stored.prompt_ids, *stored.output_ids]
     assert went_on.prompt_ids[: len(whole)].tolist() != whole  # it goes on from the cut
+    kept = [*stored.prompt_ids, *stored.reply_ids]
+    assert went_on.prompt_ids[: len(kept)].tolist() == kept
+    assert stored.answer == cut.message
     assert sql(path, "SELECT length(history_tail) > 0 FROM turns WHERE number = 2") == [(1,)]
 
 

@@ -31,6 +31,8 @@ Message = dict[str, Any]
 
 SURROGATES = "unpaired UTF-16 surrogates were read as U+FFFD"
 
+_LARGEST_ID = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -39,7 +41,9 @@ class Call:
     A message holds `role` (system, user, assistant, tool) and `content` (always text), and where
     recorded `reasoning_content`, `tool_calls` (arguments as JSON text), `tool_call_id` and `name`.
     `at` is the time of the call in unix seconds. `exact` is False when the prompt was put together
-    again from other records and may differ from what the model saw.
+    again from other records and may differ from what the model saw. `answer_ids` are the tokens
+    that were sampled for the answer, its end included, and `fingerprint` that of the model and
+    tokenizer that they are of.
     """
 
     messages: tuple[Message, ...]
@@ -47,6 +51,8 @@ class Call:
     answer: Message
     at: float | None = None
     exact: bool = True
+    answer_ids: tuple[int, ...] | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +132,8 @@ class Source:
 class Place:
     """Where a value stands in a file: what errors about it name, and the notes it may add to.
 
-    The `text`, `mapping`, `items`, `number` and `instant` methods check a value found at the place
-    and raise `TraceFormatError` naming the field when it has another type.
+    The `text`, `mapping`, `items`, `token_ids`, `number` and `instant` methods check a value found
+    at the place and raise `TraceFormatError` naming the field when it has another type.
     """
 
     path: str
@@ -177,6 +183,16 @@ class Place:
         if not isinstance(value, list):
             raise self.wrong_type(value, "a list")
         return value
+
+    def token_ids(self, value: object) -> tuple[int, ...]:
+        """A list of token ids."""
+        ids = self.items(value)
+        for idx, token in enumerate(ids):
+            if type(token) is not int:
+                raise self.item(idx).wrong_type(token, "a whole number")
+            if not 0 <= token <= _LARGEST_ID:
+                raise self.item(idx).error(f"is {token}", f"ids go from 0 to {_LARGEST_ID}")
+        return tuple(ids)
 
     def number(self, value: object) -> float:
         """A finite number."""

@@ -75,13 +75,15 @@ def _take(run: _Run, row: dict[str, Any], place: Place) -> None:
     if not isinstance(exact, bool):
         raise place.key("exact").wrong_type(exact, "true or false")
     tools = read_tools(row.get("tools"), place.key("tools"))
-    at = row.get("at")
+    at, ids, fingerprint = row.get("at"), row.get("answer_ids"), row.get("fingerprint")
     call = Call(
         share(messages, last.messages if last else ()),
         last.tools if last and last.tools == tools else tools,
         read_answer(row.get(name), place.key(name)),
         None if at is None else place.key("at").number(at),
         exact,
+        None if ids is None else place.key("answer_ids").token_ids(ids),
+        None if fingerprint is None else place.key("fingerprint").text(fingerprint),
     )
     if row.get("parent") is not None:
         run.parent = place.key("parent").text(row["parent"])

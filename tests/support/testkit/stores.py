@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import uuid
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,28 @@ def settled(runtime: Runtime) -> dict[str, int]:
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
+
+
+POSTGRES = "AGENTCACHE_TEST_POSTGRES"
+"""The variable with the URL of a PostgreSQL database that tests may make schemas in."""
+
+
+@contextmanager
+def postgres_schema() -> Iterator[str]:
+    """The URL of a schema that is empty, and gone at the end."""
+    from sqlalchemy import create_engine, make_url, text
+
+    name = f"test_{uuid.uuid4().hex}"
+    engine = create_engine(os.environ[POSTGRES])
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {name}"))
+    url = make_url(os.environ[POSTGRES]).update_query_dict({"options": f"-csearch_path={name}"})
+    try:
+        yield url.render_as_string(hide_password=False)
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP SCHEMA {name} CASCADE"))
+        engine.dispose()
 
 
 def sql(path: Path, query: str) -> list[Any]:
