@@ -62,11 +62,26 @@ short convolution alone, or nothing."""
 class LayerKind:
     """What one layer of a model computes, as far as cost and memory go.
 
-    Sizes are counts of elements: for attention `num_heads`, `num_kv_heads`, `head_dim`; for mamba2
-    `num_heads`, `head_dim`, `state_dim`, `num_groups`, `conv_width`, and for other recurrences what
-    corresponds to these: keys of width `state_dim` in `num_groups` heads, values of width
-    `head_dim` in `num_heads`. A layer with two mixers side by side counts as two. `mlp_dim` is the
-    width of the gated MLP that follows (0: none).
+    Sizes are counts of elements. A layer with two mixers side by side counts as two.
+
+    attention: `num_heads` queries of width `head_dim`; `num_kv_heads` keys of the same width and
+    values of width `value_dim` (0: the same), none where it reads another layer's. window: how many
+    tokens one sees, itself included (None: all before it). gate_dim: columns of other projections,
+    such as a gate on its output. input_dim: width of what it reads (0: the model's). Latent
+    attention has kv_rank: the width of what is cached and then expanded to keys and values of every
+    head; `rope_dim` of a head's width are a key that all share. query_rank: the width that queries
+    come through.
+
+    mamba2: `num_heads`, `head_dim`, `state_dim`, `num_groups`, `conv_width`. Other recurrences have
+    what corresponds to these. mamba1: channels in `num_heads`; time steps come through `gate_rank`.
+    Without `state_dim` a state is one number a channel, and two gates are projected in blocks of
+    `gate_rank`. delta: keys of width `state_dim` in `num_groups` heads, values of width `head_dim`
+    in `num_heads`; decay_dim: columns of the decays (0: one a head); gate_rank: the width that
+    decays and output gate come through (0: straight from the input). conv: channels in `num_heads`,
+    of which `num_groups` copies are projected (0: no projections).
+
+    mlp_dim: width of the MLP that follows (0: none), of all experts that one token visits together.
+    mlp_matrices: 3 where it is gated, else 2. router_dim: columns of what chooses experts.
     """
 
     mixer: Mixer
@@ -77,6 +92,24 @@ class LayerKind:
     num_groups: int = 0
     conv_width: int = 0
     mlp_dim: int = 0
+    window: int | None = None
+    value_dim: int = 0
+    gate_dim: int = 0
+    input_dim: int = 0
+    query_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    decay_dim: int = 0
+    gate_rank: int = 0
+    mlp_matrices: int = 3
+    router_dim: int = 0
+
+    @property
+    def token_elements(self) -> int:
+        """Elements that attention keeps of one token."""
+        if self.kv_rank:  # the latent, not what it is expanded to
+            return self.kv_rank + self.rope_dim
+        return self.num_kv_heads * (self.head_dim + (self.value_dim or self.head_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +131,7 @@ class ModelShape:
 
     @property
     def attention_layers(self) -> tuple[LayerKind, ...]:
-        """The layers that keep KV."""
+        """The layers that attend; one that reads another's KV keeps none of its own."""
         return tuple(layer for layer in self.layers if layer.mixer == "attention")
 
     @property
@@ -108,25 +141,38 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token leaves in all attention layers."""
+        """Bytes that one token leaves for good in all attention layers; windows are no part of it.
+
+        They go with the checkpoint: what a boundary needs of them has one size at any length.
+        """
         if self.token_bytes is not None:
             return self.token_bytes
-        return sum(
-            2 * layer.num_kv_heads * layer.head_dim * self.kv_itemsize
-            for layer in self.attention_layers
-        )
+        full = (layer for layer in self.attention_layers if layer.window is None)
+        return self.kv_itemsize * sum(layer.token_elements for layer in full)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one checkpoint: recurrent and convolution state of all state layers."""
+        """Bytes of one checkpoint: recurrent and convolution state of all state layers, and the
+        window of each layer that has one."""
         if self.checkpoint_bytes is not None:
             return self.checkpoint_bytes
         total = 0
         for layer in self.state_layers:
             inner = layer.num_heads * layer.head_dim
             conv_dim = inner + 2 * layer.num_groups * layer.state_dim
-            total += inner * layer.state_dim + conv_dim * (layer.conv_width - 1)
-        return total * self.state_itemsize
+            # RG-LRU is the one whose state has no dimension of its own
+            width = max(1, layer.state_dim) if layer.mixer == "mamba1" else layer.state_dim
+            total += inner * width + conv_dim * max(0, layer.conv_width - 1)
+        return total * self.state_itemsize + self.window_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of one whole window in every attention layer that has one."""
+        return self.kv_itemsize * sum(
+            layer.window * layer.token_elements
+            for layer in self.attention_layers
+            if layer.window is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)

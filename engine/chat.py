@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from agentcache.engine.append_log import AppendLog
 from agentcache.engine.messages import checked_tools
 from agentcache.engine.places import Places
 from agentcache.engine.reply_forms import Call, form_named, parameters_of
@@ -27,7 +29,7 @@ from agentcache.engine.segments import (
     reply_parts,
     spliced_len,
 )
-from agentcache.engine.template import Chat, ChatTemplate
+from agentcache.engine.template import Chat, ChatTemplate, NotShared
 from agentcache.engine.tokenizer import REPLY_MARKUP, Tokenizer
 from agentcache.errors import InvalidRequest
 
@@ -50,7 +52,7 @@ _CHEAP_ENDS = 4
 class Rendered:
     """A prompt as segments, with the places in it that are worth a checkpoint.
 
-    segments: the whole prompt.
+    added: the segments of the prompt, or where a history was continued, those that follow it.
     reply_start: segment index before the reply header; `len(segments)` where there is no header.
     marks: segment indices at the end of the messages with `mark=True`.
     ends: segment index at the end of each message, in the order they were rendered; None where
@@ -58,17 +60,30 @@ class Rendered:
     in_thinking: the reply header has opened a `<think>` block; hand it to `parse_reply`.
     fallback: why a continued history had to be rendered anew as a whole; None where it was kept.
     chat: the messages as they were rendered, which a longer list can go on from.
-    goes_on: the segments begin with those of the history that was continued.
+    history: parts of the history that was continued; the segments begin with it.
+    goes_on: whether one was.
     """
 
-    segments: tuple[Segment, ...]
+    added: tuple[Segment, ...]
     reply_start: int
     marks: tuple[int, ...] = ()
-    ends: tuple[int, ...] | None = None
+    ends: Sequence[int] | None = None
     in_thinking: bool = False
     fallback: str | None = None
     chat: Chat | None = None
+    history: Sequence[Encoded] = ()
     goes_on: bool = False
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The whole prompt; put together anew each time."""
+        return (*map(attrgetter("segment"), self.history), *self.added)
+
+    @property
+    def reply_header(self) -> str:
+        """The text that asks for the reply."""
+        start = self.reply_start - len(self.history)
+        return "".join(segment.text for segment in self.added[start:])
 
 
 class ChatFormat:
@@ -152,8 +167,7 @@ class ChatFormat:
         """The ids of a history that was continued, `known` being those of what it goes on from."""
         if not rendered.goes_on:
             return self.encode(rendered.segments, known.parts)
-        added = rendered.segments[len(known.parts) :]
-        return encode_after(self._tokenizer, known, added)
+        return encode_after(self._tokenizer, known, rendered.added)
 
     def reply_parts(self, ids: Sequence[int] | IntArray) -> tuple[Encoded, ...]:
         """Sampled or absorbed reply ids as segments, to append to the prompt's `parts`."""
@@ -167,7 +181,7 @@ class ChatFormat:
         new_messages: Sequence[Message],
         tools: Tools | None = None,
         *,
-        ends: tuple[int, ...] | None = None,
+        ends: Sequence[int] | None = None,
         known: Chat | None = None,
     ) -> Rendered:
         """The next prompt after a reply: `history` verbatim, the close of the message, what is new.
@@ -190,9 +204,19 @@ class ChatFormat:
         if chat is None:
             chat = self._template.chat([*messages, *added], tools)
         place = len(messages)
+        tail = chat.tail(place)
+        if tail is not None:
+            with suppress(NotShared):
+                return self._continued(history, tail, place, ends)
+        return self._continued(history, chat, place, ends)
+
+    def _continued(
+        self, history: Sequence[Encoded], chat: Chat, place: int, ends: Sequence[int] | None
+    ) -> Rendered:
+        """The history and what follows it in a chat that has the reply at `place`."""
         drift = _drift(chat, place)
         if drift is not None:
-            whole = self._render(chat)
+            whole = self._render(chat.kept())
             # The text may have come out the same all the same.
             return whole if continues(whole.segments, history) else replace(whole, fallback=drift)
         last_id = history[-1].segment.special_id if history else None
@@ -202,15 +226,14 @@ class ChatFormat:
         rest = replace(rest, skipped=start, before=len(history))
         places = Places(chat, rest, self._end_ids)
         new_ends = places.ends(range(place + 1, len(chat.messages) + 1))
-        reply_start, in_thinking = places.reply_start(), chat.opens_thinking
-        chat.forget_texts()
         return Rendered(
-            segments=(*map(attrgetter("segment"), history), *rest.segments),
-            reply_start=reply_start,
-            marks=_marks(chat, (*(ends or [None] * place), *new_ends)),
-            ends=None if ends is None else _all_known([*ends, *new_ends]),
-            in_thinking=in_thinking,
-            chat=chat,
+            added=rest.segments,
+            reply_start=places.reply_start(),
+            marks=_marks(chat, new_ends, place, ends),
+            ends=_longer_ends(ends, new_ends),
+            in_thinking=chat.opens_thinking,
+            chat=chat.kept(),
+            history=history,
             goes_on=True,
         )
 
@@ -336,7 +359,7 @@ class ChatFormat:
         belongs to `(len(messages), "assistant")`. Takes O(log n) renderings where `rendered.ends`
         is None.
         """
-        chat = rendered.chat or self._template.chat(messages, tools)
+        chat = rendered.chat.kept() if rendered.chat else self._template.chat(messages, tools)
         if segment_idx >= rendered.reply_start:
             return len(chat.messages), "assistant"
         if rendered.ends is not None:
@@ -349,11 +372,8 @@ class ChatFormat:
 
     def _place_at(self, chat: Chat, segment_idx: int) -> int:
         """The place of the message that holds a segment of the whole rendering."""
-        try:
-            cut = chat.cut(chat.text(reply_prompt=True))
-            return Places(chat, cut, self._end_ids).message_at(segment_idx)
-        finally:
-            chat.forget_texts()
+        cut = chat.cut(chat.text(reply_prompt=True))
+        return Places(chat, cut, self._end_ids).message_at(segment_idx)
 
     def _render(self, chat: Chat, *, reply_prompt: bool = True) -> Rendered:
         cut = chat.cut(chat.text(reply_prompt=reply_prompt))
@@ -363,16 +383,13 @@ class ChatFormat:
         ends: list[int | None] = [None] * num_messages
         for place in wanted:
             ends[place] = places.end(place + 1)
-        reply_start = places.reply_start()
-        in_thinking = reply_prompt and chat.opens_thinking
-        chat.forget_texts()
         return Rendered(
-            segments=cut.segments,
-            reply_start=reply_start,
+            added=cut.segments,
+            reply_start=places.reply_start(),
             marks=_marks(chat, ends),
-            ends=_all_known(ends),
-            in_thinking=in_thinking,
-            chat=chat,
+            ends=_longer_ends(AppendLog(), ends),
+            in_thinking=reply_prompt and chat.opens_thinking,
+            chat=chat.kept(),
         )
 
     def _close(self, chat: Chat, place: int) -> tuple[int, int]:
@@ -401,14 +418,27 @@ class ChatFormat:
         return said_end, said_end
 
 
-def _marks(chat: Chat, ends: Sequence[int | None]) -> tuple[int, ...]:
-    known = (ends[mark] for mark in chat.marks)
+def _marks(
+    chat: Chat,
+    ends: Sequence[int | None],
+    first: int = 0,
+    before: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """Ends of the marked messages, as far as they are known: of those from `first` on, and of those
+    before."""
+    known = (
+        ends[mark - first] if mark >= first else before[mark] if before is not None else None
+        for mark in chat.marks
+    )
     return tuple(end for end in known if end is not None)
 
 
-def _all_known(ends: Sequence[int | None]) -> tuple[int, ...] | None:
-    known = tuple(end for end in ends if end is not None)
-    return known if len(known) == len(ends) else None
+def _longer_ends(ends: Sequence[int] | None, more: Sequence[int | None]) -> AppendLog[int] | None:
+    """All ends, None where one is not known."""
+    known = [end for end in more if end is not None]
+    if ends is None or len(known) < len(more):
+        return None
+    return (ends if isinstance(ends, AppendLog) else AppendLog(ends)).extend(known)
 
 
 def _keeps_header(chat: Chat, place: int) -> bool:

@@ -17,10 +17,11 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from agentcache.engine.admission import admit, code_of_others
 from agentcache.engine.families.base import KeptLayer
+from agentcache.engine.layer_kinds import layer_kinds
 from agentcache.engine.sidecar_layers import parts_of, waiting_of
 from agentcache.errors import UnsupportedModel
 from agentcache.pools.layout import KVLayout, KVSpec, StateLayout, StateSpec
-from agentcache.types import LayerKind, ModelShape
+from agentcache.types import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,8 +80,8 @@ def _describe(model: Any, admission: Admission) -> Description:
     config, family = text_config(model.config), admission.family
     sample = None
     with code_of_others(config.model_type, admission.doubt):
-        if admission.doubt is not None:
-            sample = _own_logits(model)
+        if admission.doubt is not None and model.device.type != "meta":
+            sample = _own_logits(model)  # built without memory it is only described
         layers = _seen(model, family) if family.keeps is None else family.keeps(model)
     if admission.doubt is not None:
         _check_kept(config.model_type, family, layers)
@@ -93,7 +94,7 @@ def _describe(model: Any, admission: Admission) -> Description:
     shape = ModelShape(
         hidden_dim=config.hidden_size,
         vocab_size=config.vocab_size,
-        layers=tuple(kind for layer in layers for kind in _mixers(config, family, layer)),
+        layers=layer_kinds(model, config, family.mixer, layers),
         max_len=getattr(config, "max_position_embeddings", None) or _ANY_LEN,
         kv_itemsize=model.dtype.itemsize,
         token_bytes=_token_bytes(kv),
@@ -212,60 +213,3 @@ def _states(cache: _Recording, layer_idx: int, idx: int) -> Iterator[StateSpec]:
     if recurrent is not None:
         shape = tuple(recurrent.shape[1:])
         yield StateSpec(layer_idx, f"recurrent{suffix}", shape, recurrent.dtype)
-
-
-def _mixers(config: Any, family: Family, layer: KeptLayer) -> Iterator[LayerKind]:
-    """The layer's mixers, of which the first is followed by its MLP."""
-    mlp_dim = _mlp_dim(config)
-    if layer.states and not layer.parts:
-        yield _recurrence(family, layer.states, mlp_dim)
-        mlp_dim = 0
-    if layer.kv is not None:
-        yield LayerKind(
-            mixer="attention",
-            num_heads=config.num_attention_heads,
-            head_dim=layer.kv.head_dim,
-            num_kv_heads=layer.kv.num_kv_heads,
-            mlp_dim=mlp_dim,
-        )
-    elif not layer.states:
-        yield LayerKind("none", num_heads=0, head_dim=0, mlp_dim=mlp_dim)
-
-
-def _recurrence(family: Family, states: tuple[StateSpec, ...], mlp_dim: int) -> LayerKind:
-    sizes = {spec.name: spec.shape for spec in states}
-    conv = sizes.get("conv", (0, 0))
-    channels, conv_width = conv[0], conv[-1] + 1
-    state = sizes.get("recurrent", ())
-    if len(state) == 3:
-        heads, first, second = state
-        head_dim, state_dim = (second, first) if family.mixer == "delta" else (first, second)
-        shared = max(0, channels - heads * head_dim) // (2 * state_dim)
-        groups = shared if channels else heads  # without a convolution no width tells of them
-    else:
-        heads, head_dim, groups = (state or (channels,))[0], 1, 0
-        state_dim = state[1] if len(state) == 2 else 0
-    return LayerKind(
-        mixer=family.mixer,
-        num_heads=heads,
-        head_dim=head_dim,
-        state_dim=state_dim,
-        num_groups=groups,
-        conv_width=conv_width,
-        mlp_dim=mlp_dim,
-    )
-
-
-def _mlp_dim(config: Any) -> int:
-    """Width of a layer's MLP, experts that one token visits together; an estimate."""
-
-    def named(*names: str) -> int:
-        value = next((v for v in (getattr(config, name, None) for name in names) if v), 0)
-        return int(max(value) if isinstance(value, (list, tuple)) else value)
-
-    dense = named("intermediate_size")
-    if not named("num_local_experts", "num_experts", "n_routed_experts"):
-        return named("shared_intermediate_size") or dense
-    active = named("num_experts_per_tok", "num_experts_per_token")
-    shared = named("shared_intermediate_size", "shared_expert_intermediate_size")
-    return shared + active * (named("moe_intermediate_size") or dense)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from operator import eq
-from typing import Any
+from typing import Any, TypeVar
 
 from agentcache.engine.tokenizer import check_encodable
 from agentcache.errors import InvalidRequest
@@ -16,10 +16,13 @@ __all__ = [
     "call_order",
     "checked_messages",
     "checked_tools",
+    "copied",
     "same_message",
     "same_prefix",
     "strings",
 ]
+
+T = TypeVar("T")
 
 STANDARD_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
@@ -121,6 +124,25 @@ def same_prefix(known: Sequence[Mapping[str, Any]], given: Sequence[Any]) -> boo
         same_message(known[i], head[j])
         for i, j in zip(call_order(known), call_order(head), strict=True)
     )
+
+
+def copied(value: T) -> T:
+    """A JSON value in a copy that changes of the first one do not reach; anything else, and what is
+    nested too deep for a message, as it is."""
+    try:
+        copy: T = _copied(value)
+    except RecursionError:
+        return value
+    return copy
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_copied(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agentcache.engine.append_log import AppendLog, TokenLog
 from agentcache.engine.tokenizer import REPLY_MARKUP, ControlToken, Tokenizer
 from agentcache.errors import InvalidRequest
 
@@ -59,38 +60,49 @@ class Encoded:
 class Encoding:
     """The ids of a list of segments.
 
-    ids: [N] int32, all segments in order.
+    tokens: the ids of all segments in order.
     parts: one `Encoded` per segment that was asked for, in the same order.
-    offsets: [len(parts) + 1] int32, the token position at which each begins, and N.
+    starts: the token position at which each begins, and how many tokens there are.
     reused: how many leading segments took their ids from what was known.
     encoded_chars: characters that went through the tokenizer (control tokens need none).
     """
 
-    ids: IntArray
-    parts: tuple[Encoded, ...]
-    offsets: IntArray
+    tokens: TokenLog
+    parts: AppendLog[Encoded]
+    starts: TokenLog
     reused: int
     encoded_chars: int
 
+    @property
+    def ids(self) -> IntArray:
+        """All ids, [N] int32, read-only."""
+        return self.tokens.ids
+
     def offset(self, segment_idx: int) -> int:
         """Token position at which segment `segment_idx` begins; the total for `len(parts)`."""
-        return int(self.offsets[segment_idx])
+        return int(self.starts.ids[segment_idx])
 
-    def followed_by(self, parts: Sequence[Encoded], ids: IntArray) -> Encoding:
-        """The same with more parts, whose ids end `ids`, the whole."""
+    def followed_by(self, parts: Sequence[Encoded]) -> Encoding:
+        """The same with more parts. Costs no more than these along one line of descent."""
         lens = np.array([len(part.ids) for part in parts], np.int32)
-        offsets = np.concatenate([self.offsets, self.offsets[-1] + np.cumsum(lens, dtype=np.int32)])
-        return Encoding(ids, (*self.parts, *parts), offsets, len(self.parts), 0)
+        starts = self.starts.extend(len(self.tokens) + np.cumsum(lens, dtype=np.int32))
+        tokens = self.tokens.extend(_joined(parts))
+        return Encoding(tokens, self.parts.extend(parts), starts, len(self.parts), 0)
 
     def first(self, count: int) -> Encoding:
         """The first `count` parts."""
-        offsets = self.offsets[: count + 1]
-        ids = self.ids[: int(offsets[-1])]
-        return Encoding(ids, self.parts[:count], offsets, min(count, self.reused), 0)
+        return Encoding(
+            self.tokens.first(self.offset(count)),
+            self.parts.first(count),
+            self.starts.first(count + 1),
+            min(count, self.reused),
+            0,
+        )
 
     def segment_at(self, position: int) -> int:
         """The segment that holds a token position; `len(parts)` from the end on."""
-        return int(np.searchsorted(self.offsets, position, side="right")) - (position >= 0)
+        at = np.searchsorted(self.starts.ids, position, side="right")
+        return int(at) - (position >= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +268,14 @@ def encode_segments(
     parts += added
     offsets = np.zeros(len(parts) + 1, np.int32)
     np.cumsum([len(part.ids) for part in parts], out=offsets[1:])
-    return Encoding(_joined(parts), tuple(parts), offsets, reused, encoded_chars)
+    tokens = TokenLog(_joined(parts))
+    return Encoding(tokens, AppendLog(parts), TokenLog(offsets), reused, encoded_chars)
 
 
 def encode_after(tokenizer: Tokenizer, known: Encoding, segments: Sequence[Segment]) -> Encoding:
-    """All that is known and the ids of what follows it. Costs no more than that, but for copies."""
+    """All that is known and the ids of what follows it, which is all that it costs."""
     added, encoded_chars = _encoded(tokenizer, segments, not known.parts)
-    whole = known.followed_by(added, np.concatenate([known.ids, _joined(added)]))
-    whole.ids.flags.writeable = False
-    return replace(whole, encoded_chars=encoded_chars)
+    return replace(known.followed_by(added), encoded_chars=encoded_chars)
 
 
 def _encoded(
@@ -317,7 +328,7 @@ def spliced_len(segments: Sequence[Segment], known: Sequence[Encoded]) -> int:
 def _splice(segments: Sequence[Segment], known: Sequence[Encoded]) -> tuple[list[Encoded], int]:
     """Leading segments with the ids of known parts that say the same, and how many those are."""
     parts: list[Encoded] = []
-    used = 0
+    known, used = list(known), 0
     for segment in segments:
         count = _matching(segment, known, used)
         if count == 0:

@@ -9,7 +9,7 @@ reads the template and gives None for every one that uses more.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import is_
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, cast
 
 import jinja2
@@ -17,13 +17,14 @@ from jinja2.runtime import Macro, Undefined
 from jinja2.utils import Namespace
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from agentcache.engine.template_cut import ITEMS, Unfit, cut_template, module_of
+from agentcache.engine.append_log import AppendLog
+from agentcache.engine.template_cut import ITEMS, REPLY_PROMPT, Unfit, cut_template, module_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import FunctionType
 
-__all__ = ["Run", "StepwiseRenderer", "StepwiseTemplate"]
+__all__ = ["Passed", "Rendering", "Run", "StepwiseRenderer", "StepwiseTemplate"]
 
 _COMPARED = 12
 """Renderings of a template that are made whole too, to see that both are the same."""
@@ -39,18 +40,53 @@ _Spaces = dict[str, dict[str, Any]]
 """Attributes of namespaces, by the namespace's name."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What a loop wrote for one item, and its namespaces after it."""
+
+    text: str
+    state: _Spaces
+
+
 @dataclass(slots=True)
 class Run:
     """Steps of a loop that were taken from the same start.
 
-    inputs: values the body can see, by name. start: its namespaces at the beginning. steps: items,
-    what the loop wrote for each, and the namespaces after it; replaced as one, so that others may
-    read it at any time.
+    inputs: values the body can see, by name. start: its namespaces at the beginning. lead: what
+    stands before the loop. known: items and their steps, replaced as one, so that others may read
+    them at any time.
     """
 
     inputs: dict[str, Any]
     start: _Spaces
-    steps: tuple[list[Any], list[str], list[_Spaces]] = field(default=([], [], []))
+    lead: str = ""
+    known: tuple[AppendLog[Any], AppendLog[Step]] = field(
+        default_factory=lambda: (AppendLog(), AppendLog())
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rendering:
+    """A rendered text. Its beginning, the lead and the steps, others may have in common with it."""
+
+    lead: str
+    steps: AppendLog[Step]
+    tail: str
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join((self.lead, *map(_text_of, self.steps), self.tail))
+
+    def after(self, base: Rendering) -> str | None:
+        """What follows the lead and the steps of `base`; None where it may not begin with them."""
+        shared = len(base.steps)
+        if self.steps.num_shared(base.steps) < shared or self.lead != base.lead:
+            return None
+        return "".join((*map(_text_of, self.steps[shared:]), self.tail))
+
+
+_text_of = attrgetter("text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +131,20 @@ class StepwiseRenderer:
         runs: list[Run],
         *,
         reply_prompt: bool,
-    ) -> str | None:
+    ) -> Rendering | None:
         """What the tokenizer's template writes; None where only `whole` can tell."""
+        passed = self.passed(messages, tools, runs, reply_prompt=reply_prompt)
+        return None if passed is None else passed.rendering(reply_prompt)
+
+    def passed(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        runs: list[Run],
+        *,
+        reply_prompt: bool,
+    ) -> Passed | None:
+        """The template run up to the end of its loop."""
         source = self._source.get_chat_template(None, tools)
         template = self.template(source)
         if template is None:
@@ -107,16 +155,50 @@ class StepwiseRenderer:
             "messages": list(messages),
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": reply_prompt,
+            REPLY_PROMPT: reply_prompt,
         }
-        text = template.render(variables, runs)
+        passed = template.passed(variables, runs)
         compared = self._compared.get(source, 0)
-        if compared < _COMPARED and text is not None:
+        if compared < _COMPARED and passed is not None:
             self._compared[source] = compared + 1
+            text = passed.rendering(reply_prompt).text
             if text != self._whole(messages, tools, reply_prompt=reply_prompt):
                 self._templates[source] = None
                 return None
-        return text
+        return passed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Passed:
+    """A template that was run up to the end of its loop, for one list of messages.
+
+    asked: whether it was run for a list that asks for a reply; None where it does not look at that
+    before the end of the loop.
+    """
+
+    lead: str
+    steps: AppendLog[Step]
+    rest: str
+    asked: bool | None
+    _after: jinja2.Template
+    _values: dict[str, Any]
+    _spaces: dict[str, Namespace]
+
+    def fits(self, reply_prompt: bool) -> bool:
+        """Whether it can end with, or without, a request for a reply."""
+        return self.asked is None or self.asked == reply_prompt
+
+    def rendering(self, reply_prompt: bool) -> Rendering:
+        """The whole text. Raises whatever the template raises."""
+        state = _state(self._spaces)
+        values = dict(self._values)
+        if self.asked is None:
+            values[REPLY_PROMPT] = reply_prompt
+        try:
+            ending = "".join(self._after.root_render_func(self._after.new_context(values)))
+        finally:
+            _restore(self._spaces, state)
+        return Rendering(self.lead, self.steps, self.rest + ending)
 
 
 class StepwiseTemplate:
@@ -126,6 +208,7 @@ class StepwiseTemplate:
         """Raises Unfit."""
         self._undefined = environment.undefined
         cut = cut_template(environment, source)
+        self._asks_early = cut.asks_early
         self._looks_ahead, self._seen, self._lists = cut.looks_ahead, cut.seen, cut.lists
         own = environment.overlay()
         own.filters = {**environment.filters, "tojson": _Remembered(environment.filters["tojson"])}
@@ -141,14 +224,14 @@ class StepwiseTemplate:
         except (Unfit, jinja2.TemplateError):
             return None
 
-    def render(self, variables: Mapping[str, Any], runs: list[Run]) -> str | None:
-        """What the template writes; `runs` are used and added to.
+    def passed(self, variables: Mapping[str, Any], runs: list[Run]) -> Passed | None:
+        """The template run up to the end of its loop; `runs` are used and added to.
 
         The messages that `runs` were filled with have to be the same objects. None where a value
         could hide a state of its own. Raises whatever the template raises.
         """
         context = self._before.new_context(dict(variables))
-        pieces = list(self._before.root_render_func(context))
+        lead = "".join(self._before.root_render_func(context))
         values = dict(context.get_all())
         items = values[ITEMS]
         spaces = {name: v for name, v in values.items() if isinstance(v, Namespace)}
@@ -157,32 +240,39 @@ class StepwiseTemplate:
             return None
         inputs = {name: value for name, value in seen.items() if name not in spaces}
         run = _run_for(runs, inputs, _state(spaces))
+        if run.lead == lead:
+            lead = run.lead
+        else:
+            run.lead = lead
         try:
-            pieces += self._steps(run, items, values, spaces)
+            steps, rest = self._steps(run, items, values, spaces)
         except Unfit:
             return None
-        ending = self._after.new_context(values)
-        pieces += self._after.root_render_func(ending)
-        return "".join(pieces)
+        asked = variables.get(REPLY_PROMPT) if self._asks_early else None
+        return Passed(lead, steps, rest, asked, self._after, values, spaces)
 
     def _steps(
         self, run: Run, items: list[Any], values: dict[str, Any], spaces: Mapping[str, Namespace]
-    ) -> list[str]:
-        """The loop's text for each item, from the first one that is not known on."""
-        stable = len(items) - self._looks_ahead
-        items_before, texts_before, states_before = run.steps
-        known = min(len(items_before), stable)
-        if not all(map(is_, items[:known], items_before)):
-            known = 0
-        texts, states = texts_before[:known], states_before[:known]
-        _restore(spaces, states[-1] if states else run.start)
+    ) -> tuple[AppendLog[Step], str]:
+        """The loop's text for each item, from the first one that is not known on; that of an item
+        which the next one may change apart."""
+        stable = max(0, len(items) - self._looks_ahead)
+        items_before, steps_before = run.known
+        known = _num_same(items[:stable], items_before)
+        steps = steps_before.first(known)
+        _restore(spaces, steps[known - 1].state if known else run.start)
         watched = {name: _Watched(values[name]) for name in self._lists if name in values}
+        state = steps[-1].state if known else run.start
+        taken: list[Step] = []
         for index in range(known, len(items)):
-            texts.append(self._step(items, index, {**values, **watched}))
-            states.append(_state(spaces))
+            text = self._step(items, index, {**values, **watched})
+            now = _state(spaces)
+            state = state if _same_spaces(state, now) else now
+            taken.append(Step(text, state))
+        steps = steps.extend(taken[: stable - known])
         if stable > len(items_before):
-            run.steps = items[:stable], texts[:stable], states[:stable]
-        return texts
+            run.known = items_before.first(known).extend(items[known:stable]), steps
+        return steps, "".join(map(_text_of, taken[stable - known :]))
 
     def _step(self, items: list[Any], index: int, values: dict[str, Any]) -> str:
         last = index + 1 == len(items)
@@ -227,6 +317,13 @@ class _Watched(list[Any]):
         if not isinstance(place, int) or place < 0:
             raise Unfit
         return super().__getitem__(place)
+
+
+def _num_same(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many leading items are the same objects."""
+    if all(map(is_, a, b)):
+        return min(len(a), len(b))
+    return next(i for i, each in enumerate(map(is_, a, b)) if not each)
 
 
 def _run_for(runs: list[Run], inputs: dict[str, Any], start: _Spaces) -> Run:

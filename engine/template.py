@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from agentcache.engine.append_log import AppendLog
 from agentcache.engine.messages import (
     REASONING_NAMES,
     STANDARD_ROLES,
@@ -28,10 +29,10 @@ from agentcache.errors import InvalidRequest, UnsupportedOption
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentcache.engine.stepwise_template import Run
+    from agentcache.engine.stepwise_template import Passed, Rendering, Run
     from agentcache.engine.tokenizer import Tokenizer
 
-__all__ = ["Chat", "ChatTemplate"]
+__all__ = ["Chat", "ChatTemplate", "NotShared"]
 
 _FAULTS = (
     jinja2.TemplateError,
@@ -80,7 +81,8 @@ class ChatTemplate:
         schemas = checked_tools(tools)
         shield = Shield(self._shielding, strings([checked, schemas or []]))
         shielded = [self._shielded(message, shield) for message in checked]
-        return Chat(self, shielded, shield.hide(schemas), shield, order, marks)
+        tools = shield.hide(schemas)
+        return Chat(self, AppendLog(shielded), tools, shield, AppendLog(order), marks)
 
     def extended(self, chat: Chat, messages: Any) -> Chat | None:
         """The chat with more messages, of which the first is a reply; keeps what is rendered of it.
@@ -104,22 +106,25 @@ class ChatTemplate:
         return [checked[i] for i in order], tuple(first + i for i in order), marks
 
     def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any, *, reply_prompt: bool
+    ) -> str:
+        """The text the template makes of messages; raises whatever the template raises."""
+        return self._render_whole(messages, tools, reply_prompt=reply_prompt)
+
+    def passed(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Any,
+        runs: list[Run],
         *,
         reply_prompt: bool,
-        runs: list[Run] | None = None,
-    ) -> str:
-        """The text the template makes of messages; raises whatever the template raises.
+    ) -> Passed | None:
+        """The template run up to the end of its loop; None where it has to be run whole.
 
-        runs: what is known of renderings of these very messages, used and added to.
+        runs: what is known of renderings of these very messages, used and added to. Raises whatever
+        the template raises.
         """
-        if runs is not None:
-            text = self._stepwise.render(messages, tools, runs, reply_prompt=reply_prompt)
-            if text is not None:
-                return text
-        return self._render_whole(messages, tools, reply_prompt=reply_prompt)
+        return self._stepwise.passed(messages, tools, runs, reply_prompt=reply_prompt)
 
     def _render_whole(
         self, messages: Sequence[Mapping[str, Any]], tools: Any, *, reply_prompt: bool
@@ -196,23 +201,31 @@ class ChatTemplate:
         return {**call, "arguments": value if isinstance(value, dict) else arguments}
 
 
+class NotShared(Exception):
+    """A rendering that may not begin as another one does."""
+
+
 class Chat:
     """One list of messages in the order it is rendered, with what was rendered of it so far.
 
     messages: shielded, results of parallel calls in call order.
     order: for each place in `messages`, the index in the caller's list.
     marks: places of the messages with `mark=True`.
+    runs: of the template's loop. begun: how many messages a prompt had, and its rendering. base: a
+    beginning that is left out of all texts; then these raise NotShared where it may be another.
     """
 
     def __init__(
         self,
         template: ChatTemplate,
-        messages: list[dict[str, Any]],
+        messages: AppendLog[dict[str, Any]],
         tools: Any,
         shield: Shield,
-        order: tuple[int, ...],
+        order: AppendLog[int],
         marks: tuple[int, ...],
         runs: list[Run] | None = None,
+        begun: tuple[int, Rendering] | None = None,
+        base: Rendering | None = None,
     ) -> None:
         self.messages = messages
         self.order = order
@@ -221,6 +234,10 @@ class Chat:
         self._template = template
         self._tools = tools
         self._runs = runs if runs is not None else []
+        self._begun = begun
+        self._base = base
+        self._prompt: tuple[int, Rendering] | None = None
+        self._passed: dict[tuple[int, bool], Passed | None] = {}
         self._texts: dict[tuple[int, bool], str] = {}
 
     def longer(
@@ -229,17 +246,45 @@ class Chat:
         """The chat followed by messages in their order; what is rendered of it is known there."""
         return Chat(
             self._template,
-            [*self.messages, *messages],
+            self.messages.extend(messages),
             self._tools,
             self.shield,
-            (*self.order, *order),
+            self.order.extend(order),
             (*self.marks, *marks),
             [replace(run) for run in self._runs],
+            self._begun,
         )
 
-    def forget_texts(self) -> None:
-        """Give up the texts of whole renderings, but not what a longer chat can use of them."""
-        self._texts.clear()
+    def tail(self, count: int) -> Chat | None:
+        """The same chat, whose texts leave out what the prompt of `count` messages is known to have
+        in common with longer ones. None where that is nothing."""
+        if self._begun is None or self._begun[0] != count:
+            return None
+        chat = Chat(
+            self._template,
+            self.messages,
+            self._tools,
+            self.shield,
+            self.order,
+            self.marks,
+            self._runs,
+            base=self._begun[1],
+        )
+        chat._texts[count, True] = self._begun[1].tail
+        return chat
+
+    def kept(self) -> Chat:
+        """The chat with what a longer one can use of its renderings, but without their texts."""
+        return Chat(
+            self._template,
+            self.messages,
+            self._tools,
+            self.shield,
+            self.order,
+            self.marks,
+            self._runs,
+            self._prompt,
+        )
 
     def text(self, count: int | None = None, *, reply_prompt: bool = False) -> str:
         """The (shielded) rendering of the first `count` messages, all by default.
@@ -291,9 +336,15 @@ class Chat:
         altered = {**message, "content": _ODD_CHAR + message["content"]}
         messages = [*self.messages[:place], altered, *self.messages[place + 1 :]]
         try:
-            return self._template.render(messages, self._tools, reply_prompt=reply_prompt)
+            text = self._template.render(messages, self._tools, reply_prompt=reply_prompt)
         except _FAULTS as error:
             raise InvalidRequest(f"the chat template refuses message {place}: {error}") from error
+        if self._base is None:
+            return text
+        base = replace(self._base, tail="").text
+        if not text.startswith(base):
+            raise NotShared
+        return text[len(base) :]
 
     @property
     def opens_thinking(self) -> bool:
@@ -303,9 +354,33 @@ class Chat:
         return header.rfind("<think>") > header.rfind("</think>")
 
     def _render(self, count: int, reply_prompt: bool) -> str:
-        return self._template.render(
-            self.messages[:count], self._tools, reply_prompt=reply_prompt, runs=self._runs
+        passed = self._pass(count, reply_prompt)
+        if passed is not None:
+            rendering = passed.rendering(reply_prompt)
+            if reply_prompt and count == len(self.messages):
+                self._prompt = count, rendering
+            text = rendering.text if self._base is None else rendering.after(self._base)
+        elif self._base is None:
+            messages = self.messages[:count]
+            text = self._template.render(messages, self._tools, reply_prompt=reply_prompt)
+        else:
+            text = None
+        if text is None:
+            raise NotShared
+        return text
+
+    def _pass(self, count: int, reply_prompt: bool) -> Passed | None:
+        """The template run over the first messages; once for both texts where that is one."""
+        for asked in (True, False):
+            if (count, asked) in self._passed:
+                known = self._passed[count, asked]
+                if known is None or known.fits(reply_prompt):
+                    return known
+        passed = self._template.passed(
+            self.messages[:count], self._tools, self._runs, reply_prompt=reply_prompt
         )
+        self._passed[count, reply_prompt] = passed
+        return passed
 
     def _blame(self, count: int, reply_prompt: bool, error: Exception) -> int:
         """The place of the first message with which the template raises this very error."""

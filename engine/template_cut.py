@@ -15,10 +15,13 @@ from jinja2 import meta, nodes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["ITEMS", "TemplateCut", "Unfit", "cut_template", "module_of"]
+__all__ = ["ITEMS", "REPLY_PROMPT", "TemplateCut", "Unfit", "cut_template", "module_of"]
 
 ITEMS = "stepwise_items"
 """The variable that holds what the loop goes through; for the body, pairs of item and place."""
+
+REPLY_PROMPT = "add_generation_prompt"
+"""The variable that says whether a reply is asked for."""
 
 _LOOP = "stepwise_loop"
 _MESSAGES = "messages"
@@ -36,6 +39,7 @@ class TemplateCut:
 
     looks_ahead: the body asks for the item after its own. seen: names whose values the body can
     see, apart from its item. lists: names of lists of messages, of which it may ask for neighbours.
+    asks_early: whether a reply is asked for matters before the end of the loop.
     """
 
     before: list[nodes.Node]
@@ -44,13 +48,16 @@ class TemplateCut:
     looks_ahead: bool
     seen: frozenset[str]
     lists: frozenset[str]
+    asks_early: bool
 
 
 def cut_template(environment: jinja2.Environment, source: str) -> TemplateCut:
     """The template cut at the last loop of its top level. Raises Unfit."""
     before, loop, after = _cut(environment, source)
     looks_ahead, seen = _Body(environment, before, loop, after).check()
-    return TemplateCut(before, [_single(loop)], after, looks_ahead, seen, _lists(loop))
+    body: list[nodes.Node] = [_single(loop)]
+    asks_early = any(name.name == REPLY_PROMPT for name in _names([*before, *body]))
+    return TemplateCut(before, body, after, looks_ahead, seen, _lists(loop), asks_early)
 
 
 def module_of(environment: jinja2.Environment, body: list[nodes.Node]) -> nodes.Template:

@@ -152,7 +152,14 @@ def test_minimax_with_windows_keeps_and_sees_only_those() -> None:
 def test_the_cost_of_lightning_attention_is_that_of_a_scan_with_groups_of_one_head() -> None:
     linear = describe(build("minimax")).shape.state_layers[0]
     expected = LayerKind(
-        "mamba2", num_heads=4, head_dim=16, state_dim=16, num_groups=4, conv_width=1, mlp_dim=192
+        "mamba2",
+        num_heads=4,
+        head_dim=16,
+        state_dim=16,
+        num_groups=4,
+        conv_width=1,
+        mlp_dim=192,
+        router_dim=4,
     )
     assert linear == expected
 
