@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
     from agentcache.events import Event
     from agentcache.runtime import Runtime
-    from agentcache.session import MissReport, Session, Turn, TurnStream
+    from agentcache.session import Delta, MissReport, Session, Turn, TurnStream
     from agentcache.store.trajectories import Store
     from agentcache.types import TokenLogprob, Usage
 
@@ -58,6 +58,7 @@ __all__ = [
     "BudgetTooSmall",
     "CacheConfig",
     "ConfigError",
+    "Delta",
     "Event",
     "HistoryMismatch",
     "InvalidRequest",
@@ -99,6 +100,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CacheConfig": "agentcache.config",
+    "Delta": "agentcache.session",
     "Event": "agentcache.events",
     "MissReport": "agentcache.session",
     "Runtime": "agentcache.runtime",

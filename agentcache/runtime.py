@@ -29,6 +29,7 @@ from agentcache.pools.tensors import TensorPools
 from agentcache.session import Session
 from agentcache.session.pinning import Volatile
 from agentcache.session.prompts import PromptBuilder
+from agentcache.session.recent import RecentConversations
 from agentcache.sessions.registry import Registry
 from agentcache.tree.key import Namespace
 from agentcache.tree.radix_tree import RadixTree
@@ -118,6 +119,7 @@ class Runtime:
             Volatile(volatile) if volatile else None,
         )
         self.registry: Registry[History] = Registry()
+        self.recent = RecentConversations()
         self._fingerprint = fingerprint(model, self.tokenizer)
         self._adapter = adapter
         self._metrics = Metrics()
@@ -282,7 +284,11 @@ class Runtime:
         return self.chat_format.tool_call_grammar(tools, name=name, parallel=parallel)
 
     def clear(self) -> int:
-        """Drop everything idle; the bytes freed. Running calls are not disturbed."""
+        """Drop everything idle; the bytes freed. Running calls are not disturbed.
+
+        What calls without a session's id said is forgotten as well.
+        """
+        self.recent.clear()
         return self.on_engine(self._cache.clear)
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from agentcache.integrations._langchain.calls import (
     OPTIONS,
     Call,
     Pieces,
+    Readers,
     abegun,
     afinish,
     begun,
@@ -35,6 +36,7 @@ from agentcache.integrations._langchain.calls import (
 from agentcache.integrations._langchain.errors import ContextOverflow, translated
 from agentcache.integrations._langchain.grammar import ReplyForms
 from agentcache.integrations._langchain.messages import digests, openai_messages
+from agentcache.integrations._langchain.reading import MessageReader, ToolReader
 from agentcache.integrations._langchain.sessions import SessionBook, Visit
 from agentcache.integrations._langchain.structured import structured_output
 
@@ -67,6 +69,8 @@ class _State:
     is_own: bool = False
     book: SessionBook | None = None
     forms: ReplyForms | None = None
+    readers: Readers | None = None
+    tools: ToolReader = field(default_factory=ToolReader)
 
 
 class ChatAgentCache(BaseChatModel):
@@ -209,7 +213,9 @@ class ChatAgentCache(BaseChatModel):
         >>> chat.forget("thread-1")                                         # doctest: +SKIP
         1
         """
-        book = self._state.book
+        book, readers = self._state.book, self._state.readers
+        if readers is not None:
+            readers.messages.forget(str(thread_id))
         return 0 if book is None else book.forget(str(thread_id))
 
     def close(self) -> None:
@@ -257,7 +263,7 @@ class ChatAgentCache(BaseChatModel):
         """
         if tool_choice is not None:
             kwargs["tool_choice"] = tool_choice
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+        return self.bind(tools=[self._state.tools.schema(tool) for tool in tools], **kwargs)
 
     def with_structured_output(
         self,
@@ -378,7 +384,9 @@ class ChatAgentCache(BaseChatModel):
             kwargs.setdefault("session_id", inside[1])
         arguments = self._defaults(stop) | kwargs
         decode = self.engine.tokenizer.decode
-        call = make_call(self.model_name, messages, arguments, self._reply_forms, decode)
+        call = make_call(
+            self.model_name, messages, arguments, self._readers, self._reply_forms, decode
+        )
         return call, sessions.enter(call.place, call.given, call.lead)
 
     async def _aprepare(
@@ -397,6 +405,14 @@ class ChatAgentCache(BaseChatModel):
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         stops = self.stop if stop is None else stop
         return given | ({"stop": stops} if stops else {})
+
+    @property
+    def _readers(self) -> Readers:
+        state = self._state
+        with state.lock:
+            if state.readers is None:
+                state.readers = Readers(MessageReader(self.max_sessions), state.tools)
+            return state.readers
 
     def _reply_forms(self) -> ReplyForms:
         if self._state.forms is None:

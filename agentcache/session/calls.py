@@ -39,9 +39,12 @@ class Calls:
     another one: a long list takes a while to render. Time to first token counts from before it.
     """
 
-    def __init__(self, host: Host, record: SessionRecord[History]) -> None:
+    def __init__(
+        self, host: Host, record: SessionRecord[History], *, is_unnamed: bool = False
+    ) -> None:
         self._host = host
         self._record = record
+        self._is_unnamed = is_unnamed
 
     def run(
         self, make: Callable[[], Prompt], options: CallOptions, stream: bool
@@ -163,6 +166,8 @@ class Calls:
         reply = host.prompts.read_reply(prompt, result.text)
         message = reply.message
         history = self._history(prompt, result, message)
+        if self._is_unnamed:
+            host.recent.add(self._record.tenant, prompt, history)
         tip, leaving = self._record.advance(prompt.tip, prompt.shared_len, history, result.ref)
         host.marks.leave(*leaving)
         if tip is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
+from agentcache.engine.messages import copied
 from agentcache.errors import RuntimeClosed, SessionClosed, UnknownTip
 from agentcache.session.calls import Calls
 from agentcache.session.host import Host, tell, tell_place
@@ -48,7 +50,8 @@ class Session:
     ) -> None:
         self._host = host
         self._record = record
-        self._calls = Calls(host, record)
+        self._calls = Calls(host, record, is_unnamed=is_unnamed)
+        self._is_unnamed = is_unnamed
         self._detached = False
         # Nobody can ask for a session again whose id nobody was told: it ends with its handle.
         self._collect = weakref.finalize(self, _end, host, record, False) if is_unnamed else None
@@ -96,7 +99,7 @@ class Session:
         """
         return self._calls.run(lambda: self._chat_prompt(new, tools, tip), options, stream)
 
-    async def achat(
+    def achat(
         self,
         new: Sequence[Message],
         *,
@@ -104,9 +107,13 @@ class Session:
         tip: int | None = None,
         stream: bool = False,
         **options: Unpack[CallOptions],
-    ) -> Turn | TurnStream:
-        """`chat` for async callers; cancelling the task stops the work within a step."""
-        return await self._calls.arun(lambda: self._chat_prompt(new, tools, tip), options, stream)
+    ) -> Coroutine[Any, Any, Turn | TurnStream]:
+        """`chat` for async callers; cancelling the task stops the work within a step.
+
+        What the caller changes in its arguments after this returns is not seen.
+        """
+        new, tools, options = copied((new, tools, options))
+        return self._calls.arun(lambda: self._chat_prompt(new, tools, tip), options, stream)
 
     @overload
     def complete(
@@ -144,7 +151,7 @@ class Session:
         """
         return self._calls.run(lambda: self._list_prompt(messages, tools, tip), options, stream)
 
-    async def acomplete(
+    def acomplete(
         self,
         messages: Sequence[Message],
         *,
@@ -152,11 +159,10 @@ class Session:
         tip: int | None = None,
         stream: bool = False,
         **options: Unpack[CallOptions],
-    ) -> Turn | TurnStream:
-        """`complete` for async callers."""
-        return await self._calls.arun(
-            lambda: self._list_prompt(messages, tools, tip), options, stream
-        )
+    ) -> Coroutine[Any, Any, Turn | TurnStream]:
+        """`complete` for async callers, as `achat` is for `chat`."""
+        messages, tools, options = copied((messages, tools, options))
+        return self._calls.arun(lambda: self._list_prompt(messages, tools, tip), options, stream)
 
     @overload
     def generate(
@@ -190,16 +196,17 @@ class Session:
         """
         return self._calls.run(lambda: self._ids_prompt(ids, tip), options, stream)
 
-    async def agenerate(
+    def agenerate(
         self,
         ids: Sequence[int] | IntArray,
         *,
         tip: int | None = None,
         stream: bool = False,
         **options: Unpack[CallOptions],
-    ) -> Turn | TurnStream:
-        """`generate` for async callers."""
-        return await self._calls.arun(lambda: self._ids_prompt(ids, tip), options, stream)
+    ) -> Coroutine[Any, Any, Turn | TurnStream]:
+        """`generate` for async callers, as `achat` is for `chat`."""
+        ids, options = copy.copy(ids), copied(options)
+        return self._calls.arun(lambda: self._ids_prompt(ids, tip), options, stream)
 
     def fork(self, id: str | None = None, *, tip: int | None = None) -> Session:
         """A new session that stands where this one does; shares everything, copies nothing.
@@ -345,8 +352,10 @@ class Session:
     def _list_prompt(
         self, messages: Sequence[Message], tools: Tools | None, tip: int | None
     ) -> Prompt:
-        candidates = self._candidates(tip)
-        return self._used(self._host.prompts.from_messages(messages, tools, candidates))
+        candidates, host = self._candidates(tip), self._host
+        if self._is_unnamed and not candidates:
+            return host.recent.prompt(host.prompts, self._record.tenant, messages, tools)
+        return self._used(host.prompts.from_messages(messages, tools, candidates))
 
     def _ids_prompt(self, ids: Sequence[int] | IntArray, tip: int | None) -> Prompt:
         return self._used(self._host.prompts.from_ids(ids, self._candidates(tip)))

@@ -2,78 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from operator import eq
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from agentcache.engine.append_log import AppendLog
+from agentcache.engine.messages import same_message, same_prefix
 from agentcache.sessions.registry import Tip
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from agentcache.engine.append_log import TokenLog
     from agentcache.engine.chat import Message
     from agentcache.engine.segments import Encoded, Encoding
     from agentcache.engine.template import Chat
     from agentcache.types import IntArray
 
-__all__ = ["History", "SessionTip", "TokenLog"]
+__all__ = ["NO_MESSAGES", "History", "SessionTip"]
 
-
-class _Buffer:
-    """Tokens of one line of descent; `used` of `data` are taken."""
-
-    __slots__ = ("data", "used")
-
-    def __init__(self, ids: IntArray) -> None:
-        self.data = np.array(ids, dtype=np.int32)
-        self.used = len(ids)
-
-
-class TokenLog:
-    """An immutable token sequence whose extensions share its memory.
-
-    The first extension of a log goes into the same buffer, further ones copy, so that a trajectory
-    of n tokens takes O(n) memory over all its turns, and one that is never branched is never
-    copied but to grow. Not thread-safe: logs are extended on the engine thread.
-
-    >>> log = TokenLog(np.array([1, 2], np.int32))
-    >>> longer = log.extend(np.array([3], np.int32))
-    >>> log.ids.tolist(), longer.ids.tolist()
-    ([1, 2], [1, 2, 3])
-    """
-
-    __slots__ = ("_buffer", "_len")
-
-    def __init__(self, ids: IntArray) -> None:
-        self._buffer = _Buffer(ids)
-        self._len = len(ids)
-
-    def __len__(self) -> int:
-        return self._len
-
-    @property
-    def ids(self) -> IntArray:
-        """The tokens, as a read-only view."""
-        view = self._buffer.data[: self._len]
-        view.flags.writeable = False
-        return view
-
-    def extend(self, more: IntArray) -> TokenLog:
-        """The tokens followed by `more`; amortised O(len(more)) along one line of descent."""
-        out = TokenLog.__new__(TokenLog)
-        out._len = self._len + len(more)
-        buffer = self._buffer
-        if buffer.used != self._len:
-            buffer = _Buffer(self.ids)
-        if out._len > len(buffer.data):
-            grown = np.empty(max(out._len, 2 * len(buffer.data)), dtype=np.int32)
-            grown[: self._len] = buffer.data[: self._len]
-            buffer.data = grown  # views of earlier logs keep the old memory only while they live
-        buffer.data[self._len : out._len] = more
-        buffer.used = out._len
-        out._buffer = buffer
-        return out
+NO_MESSAGES: AppendLog[Message] = AppendLog()
+_NO_PARTS: AppendLog[Encoded] = AppendLog()
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -82,18 +32,20 @@ class History:
 
     tokens: all of them. frontier: how many of them the tree held when the turn ended. Where it was
     made of messages: encoding has its segments with their ids, messages the list, with the reply
-    if has_reply and num_calls tool calls, ends and head_len what is known of their places, chat the
-    list without the reply as it was rendered. Made of ids, encoding is None.
+    if has_reply and num_calls tool calls, spelled the list without the reply as the caller last
+    spelled it, ends and head_len what is known of their places, chat the list without the reply as
+    it was rendered. Made of ids, encoding is None.
     """
 
     tokens: TokenLog
     frontier: int
     head_len: int = 0
     encoding: Encoding | None = None
-    messages: tuple[Message, ...] = ()
+    messages: AppendLog[Message] = NO_MESSAGES
+    spelled: AppendLog[Message] = NO_MESSAGES
     has_reply: bool = False
     tools: tuple[Mapping[str, Any], ...] | None = None
-    ends: tuple[int, ...] | None = None
+    ends: Sequence[int] | None = None
     chat: Chat | None = None
     num_calls: int = 0
 
@@ -101,9 +53,26 @@ class History:
         return len(self.tokens)
 
     @property
-    def parts(self) -> tuple[Encoded, ...]:
+    def parts(self) -> AppendLog[Encoded]:
         """Its segments with their ids; none where it was made of ids."""
-        return () if self.encoding is None else self.encoding.parts
+        return _NO_PARTS if self.encoding is None else self.encoding.parts
+
+    def is_said_by(self, messages: Sequence[Any]) -> bool:
+        """Whether a list begins with all messages, spelled its way."""
+        spelled = len(self.spelled)
+        if len(messages) >= len(self.messages) and all(map(eq, self.spelled, messages)):
+            rest = self.messages[spelled:]
+            if all(map(same_message, rest, messages[spelled : len(self.messages)])):
+                return True
+        return same_prefix(self.messages, messages)
+
+    def spelled_as(self, messages: Sequence[Message]) -> AppendLog[Message]:
+        """All messages, the reply as the caller spells it, in a copy that it cannot change."""
+        first = len(self.spelled)
+        pairs = zip(self.messages[first:], messages[first:], strict=True)
+        return self.spelled.extend(
+            known if known == said else copy.deepcopy(said) for known, said in pairs
+        )
 
     @property
     def ids(self) -> IntArray:

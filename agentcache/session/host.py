@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agentcache.events import EventName, Events
     from agentcache.session.history import History
     from agentcache.session.prompts import PromptBuilder
+    from agentcache.session.recent import RecentConversations
     from agentcache.sessions.registry import Registry, SessionRecord
     from agentcache.store.base import Recorder
     from agentcache.tree.key import Namespace
@@ -48,6 +49,7 @@ class Host(Protocol):
     prompts: PromptBuilder
     tokenizer: Tokenizer
     registry: Registry[History]
+    recent: RecentConversations
     marks: Marks
     events: Events
     end_id: int | None

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentcache.engine.messages import same_prefix
+from agentcache.engine.append_log import AppendLog, TokenLog
 from agentcache.engine.tokenizer import Detokenizer, Tokenizer
 from agentcache.errors import HistoryMismatch, InvalidRequest
-from agentcache.session.history import History, TokenLog
+from agentcache.session.history import NO_MESSAGES, History
 from agentcache.session.pinning import pinned_tools, same_tools
 from agentcache.tree.key import common_prefix_len
 
@@ -33,8 +33,8 @@ class Prompt:
     """A prompt and how it relates to the tip it goes on from.
 
     shared_len: tokens it has in common with the tip's history. structural: lengths worth a
-    checkpoint that others may share. passing: the same for this trajectory alone. num_calls: tool
-    calls in its messages.
+    checkpoint that others may share. passing: the same for this trajectory alone. spelled: the
+    messages in the caller's own spelling. num_calls: tool calls in its messages.
     """
 
     ids: IntArray
@@ -45,7 +45,8 @@ class Prompt:
     head_len: int = 0
     encoding: Encoding | None = None
     rendered: Rendered | None = None
-    messages: tuple[Message, ...] = ()
+    messages: AppendLog[Message] = NO_MESSAGES
+    spelled: AppendLog[Message] = NO_MESSAGES
     tools: tuple[Mapping[str, Any], ...] | None = None
     num_calls: int = 0
 
@@ -57,9 +58,7 @@ class Prompt:
     @property
     def reply_header(self) -> str | None:
         """The text that asks for the reply; None where the prompt was given in ids."""
-        if self.rendered is None:
-            return None
-        return "".join(s.text for s in self.rendered.segments[self.rendered.reply_start :])
+        return None if self.rendered is None else self.rendered.reply_header
 
     @property
     def known_len(self) -> int:
@@ -108,31 +107,34 @@ class PromptBuilder:
         messages: Sequence[Message],
         tools: Tools | None,
         tips: Sequence[SessionTip],
+        *,
+        known: Sequence[Encoded] = (),
     ) -> Prompt:
-        """A whole list: ids of what is equal to a tip's history are the tip's own."""
+        """A whole list: ids of what is equal to a tip's history, or `known`, are those it has."""
         messages = listed(messages)
         tools = pinned_tools(tools, [tip.history.tools for tip in tips])
         if self._volatile is not None:
             messages = self._volatile.pinned(messages, [tip.history.messages for tip in tips])
         extended = self._extended(messages, tools, tips)
         if extended is not None:
-            return self.from_new(messages[len(extended.history.messages) :], tools, extended)
-        return self._whole(copy.deepcopy(messages), tools, tips)
+            count = len(extended.history.messages)
+            return self._going_on(messages[count:], tools, extended, messages[:count])
+        return self._whole(copy.deepcopy(messages), tools, tips, known)
 
     def _whole(
         self,
         messages: Sequence[Message],
         tools: Tools | None,
         tips: Sequence[SessionTip],
+        known: Sequence[Encoded] = (),
     ) -> Prompt:
-        """The list rendered as a whole, with the ids of the tip that shares most of it."""
+        """The list rendered as a whole, with the ids of what shares most of it."""
         rendered = self._format.render(messages, tools)
-        known: Sequence[Encoded] = max(
-            (tip.history.parts for tip in tips),
+        closest = max(
+            (known, *(tip.history.parts for tip in tips)),
             key=lambda parts: self._format.shared_len(rendered.segments, parts),
-            default=(),
         )
-        encoding = self._format.encode(rendered.segments, known)
+        encoding = self._format.encode(rendered.segments, closest)
         tip, shared = _closest(encoding.ids, tips)
         return self._prompt(rendered, encoding, tip, shared, messages, tools)
 
@@ -148,7 +150,7 @@ class PromptBuilder:
             if tip.history.has_reply
             and 0 < len(tip.history.messages) < len(messages)
             and same_tools(tools, tip.history.tools)
-            and same_prefix(tip.history.messages, messages)
+            and tip.history.is_said_by(messages)
         ]
         return max(fit, key=lambda tip: len(tip.history.messages), default=None)
 
@@ -161,7 +163,17 @@ class PromptBuilder:
         """Messages to append to a tip's. Raises HistoryMismatch where the tip was made of ids."""
         if tip is None:
             return self.from_messages(new, tools, ())
-        new = copy.deepcopy(listed(new))
+        return self._going_on(listed(new), tools, tip, tip.history.messages)
+
+    def _going_on(
+        self,
+        new: Sequence[Message],
+        tools: Tools | None,
+        tip: SessionTip,
+        said: Sequence[Message],
+    ) -> Prompt:
+        """`from_new`; said: the tip's messages in the caller's spelling."""
+        new = copy.deepcopy(new)
         history = tip.history
         if history.encoding is None:
             raise HistoryMismatch(
@@ -171,14 +183,16 @@ class PromptBuilder:
         tools = history.tools if tools is None else pinned_tools(tools, [history.tools])
         if not history.has_reply or not same_tools(tools, history.tools):
             return self._whole([*history.messages, *new], tools, (tip,))
-        *before, reply = history.messages
+        before, reply = history.messages.first(len(history.messages) - 1), history.messages[-1]
         rendered = self._format.continue_history(
             history.parts, before, reply, new, tools, ends=history.ends, known=history.chat
         )
         encoding = self._format.encode_on(rendered, history.encoding)
         goes_on = rendered.goes_on
         shared = len(history) if goes_on else common_prefix_len(encoding.ids, history.ids)
-        return self._prompt(rendered, encoding, tip, shared, [*history.messages, *new], tools)
+        messages = history.messages.extend(new)
+        spelled = history.spelled_as(said).extend(new)
+        return self._prompt(rendered, encoding, tip, shared, messages, tools, spelled)
 
     def _prompt(
         self,
@@ -188,7 +202,9 @@ class PromptBuilder:
         shared: int,
         messages: Sequence[Message],
         tools: Tools | None,
+        spelled: AppendLog[Message] | None = None,
     ) -> Prompt:
+        own = messages if isinstance(messages, AppendLog) else AppendLog(messages)
         if rendered.goes_on and tip is not None:
             num_calls = tip.history.num_calls + _num_calls(messages[len(tip.history.messages) :])
         else:
@@ -206,7 +222,8 @@ class PromptBuilder:
             head_len=head,
             encoding=encoding,
             rendered=rendered,
-            messages=tuple(messages),
+            messages=own,
+            spelled=own if spelled is None else spelled,
             tools=_own_tools(tools, tip),
             num_calls=num_calls,
         )
@@ -274,22 +291,25 @@ class PromptBuilder:
         frontier: tokens up to which the tree holds it.
         """
         if prompt.encoding is None or prompt.rendered is None:
-            tokens = _log(prompt, len(prompt.ids), reply)
+            tokens = _log(prompt, reply)
             return History(tokens, frontier, head_len=prompt.head_len)
         if message is None:
             # Without a reply, its header is no part of the conversation.
             stop = prompt.rendered.reply_start
-            tokens = _log(prompt, prompt.encoding.offset(stop), reply)
             encoding = prompt.encoding.first(stop)
+            tokens = encoding.tokens.extend(reply)
         else:
-            tokens = _log(prompt, len(prompt.ids), reply)
-            encoding = prompt.encoding.followed_by(self._format.reply_parts(reply), tokens.ids)
+            encoding = prompt.encoding.followed_by(self._format.reply_parts(reply))
+            tokens = encoding.tokens
+        if not prompt.rendered.goes_on:
+            _share(tokens, prompt)
         return History(
             tokens=tokens,
             frontier=min(frontier, len(tokens)),
             head_len=prompt.head_len,
             encoding=encoding,
-            messages=prompt.messages if message is None else (*prompt.messages, message),
+            messages=prompt.messages if message is None else prompt.messages.extend([message]),
+            spelled=prompt.spelled,
             has_reply=message is not None,
             tools=prompt.tools,
             ends=prompt.rendered.ends,
@@ -378,12 +398,22 @@ def _own_tools(tools: Tools | None, tip: SessionTip | None) -> tuple[Mapping[str
     return tuple(copy.deepcopy(list(tools)))
 
 
-def _log(prompt: Prompt, stop: int, reply: IntArray) -> TokenLog:
-    """Tokens of the prompt up to `stop` and the reply, in the tip's memory where it goes on."""
-    if prompt.tip is not None and not prompt.leaves_tip and prompt.shared_len <= stop:
-        new = np.concatenate([prompt.ids[prompt.shared_len : stop], reply])
+def _log(prompt: Prompt, reply: IntArray) -> TokenLog:
+    """Tokens of the prompt and the reply, in the tip's memory where it goes on."""
+    if prompt.tip is not None and not prompt.leaves_tip:
+        new = np.concatenate([prompt.ids[prompt.shared_len :], reply])
         return prompt.tip.history.tokens.extend(new)
-    return TokenLog(np.concatenate([prompt.ids[:stop], reply]))
+    return TokenLog(np.concatenate([prompt.ids, reply]))
+
+
+def _share(tokens: TokenLog, prompt: Prompt) -> None:
+    """Let the turns that a new token history goes on from live in its memory, so that a session
+    whose texts are edited again and again does not keep a copy for each time."""
+    tip = prompt.tip
+    while tip is not None:
+        if len(tip.history) <= prompt.shared_len:
+            tip.history.tokens.move_to(tokens)
+        tip = tip.parent
 
 
 def _num_calls(messages: Sequence[Message]) -> int:

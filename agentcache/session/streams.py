@@ -22,12 +22,16 @@ __all__ = ["Delta", "TurnStream"]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What came since the last delta: pieces of the message's texts, and whole tool calls."""
+    """What came since the last delta: pieces of the message's texts, and whole tool calls.
+
+    raw: the text that they were read from, markup included; all of it is `Turn.text`.
+    """
 
     text: str
     reasoning: str
     tool_calls: tuple[dict[str, Any], ...]
     ids: tuple[int, ...]
+    raw: str
 
 
 class _Feed:
@@ -142,15 +146,18 @@ class TurnStream:
         """A delta for an item of the queue; the end flushes what was held back."""
         assert self._reader is not None
         ids: tuple[int, ...] = ()
+        raw = ""
         if item is None:
             self._done = True
             assert self._future is not None
             self._future.result()
             piece = self._reader.finish()
         else:
-            piece, ids = self._reader.push(item[1]), item[0]
-        empty = not (piece.content or piece.reasoning or piece.tool_calls or ids)
-        return None if empty else Delta(piece.content, piece.reasoning, piece.tool_calls, ids)
+            ids, raw = item
+            piece = self._reader.push(raw)
+        if not (piece.content or piece.reasoning or piece.tool_calls or ids or raw):
+            return None
+        return Delta(piece.content, piece.reasoning, piece.tool_calls, ids, raw)
 
     def __enter__(self) -> TurnStream:
         return self

@@ -1,7 +1,13 @@
 """What a LangGraph agent costs: prompt tokens computed over ten turns, and time beside the engine.
 
 First an agent on the embedded model: ten questions, each answered by a tool call and a text, of
-which the engine has to compute what is new. Then the same kind of agent on a model of two thin
+which the engine has to compute what is new. The next two rows have a template that leaves out the
+thinking of replies before the last question. Where each question has one reply, that reply, less
+its thinking, is all that is computed again: computed are at most the new messages and one reply a
+question. Where a question has several replies, with results of tools between them, every token
+after the first thinking that was left out has another history than it had, and no exact cache can
+know it: there, new is what follows the longest beginning that was known, and at most one reply a
+question may be computed beside that. Then the same kind of agent on a model of two thin
 layers, which nobody waits for long, with a short and with a long history behind it: processor time
 of the calling thread from the middleware's entry to its return, so messages, digests, rendering and
 tokenising, and nothing of the engine. Compared with rendering and encoding the whole list. Of times
@@ -15,6 +21,7 @@ import argparse
 import random
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +30,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from transformers import AutoTokenizer, GraniteMoeHybridConfig
 
@@ -32,11 +40,13 @@ from benchkit.results import Column, Goal, Result, add_json_option, console_for,
 from benchkit.shown import count, millis
 
 from agentcache.config import CacheConfig
+from agentcache.engine.loader import load_model
 from agentcache.engine.tiny_hybrid import build, hybrid_path, tiny_hybrid_config
 from agentcache.integrations._langchain.messages import openai_messages
 from agentcache.integrations.langchain_chat import ChatAgentCache
 from agentcache.integrations.langgraph_session import AgentCacheMiddleware
 from agentcache.runtime import Runtime
+from agentcache.tree.key import common_prefix_len
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +54,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
 
 GOAL_TOKENS, GOAL_S = 1.01, 0.002
+GOAL_DROPPED = 1.0
 THREAD: Any = {"configurable": {"thread_id": "bench"}}
 COLUMNS = (
     Column("agent", "agent"),
@@ -141,6 +152,96 @@ def ten_turns(num: int) -> dict[str, Any]:
     }
 
 
+class Thinker(Watch):
+    """The same, of replies that begin with thinking: a call first where there are tools, then text.
+
+    appended: tokens of the messages that are new in each call. unknown: tokens of each prompt after
+    the longest beginning that any call before left. repeated: tokens of the last reply before each
+    question.
+    """
+
+    def __init__(self, runtime: Runtime, *, calls: bool) -> None:
+        super().__init__(calls=calls)
+        self._runtime = runtime
+        self._known: list[Any] = []
+        self.appended = 0
+        self.unknown = 0
+        self.repeated = 0
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        """Call the model, by the watch."""
+        asked = isinstance(request.messages[-1], HumanMessage)
+        if asked and self.replies:
+            usage: Any = self.replies[-1].usage_metadata
+            self.repeated += usage["output_tokens"]
+        lark = self._grammar(request.tools if self._calls and asked else ())
+        response = handler(request.override(model_settings={"lark": lark}))
+        self.replies += response.result
+        self._count(request, response.result[-1])
+        return response
+
+    def _grammar(self, tools: Sequence[Any]) -> str:
+        ids = self._runtime.tokenizer.special_ids
+        rules = ["THOUGHT: /[a-z ]{40,60}/", "SAID: /[a-z ]{20,40}/"]
+        if tools:
+            schemas = [convert_to_openai_tool(each) for each in tools]
+            written = self._runtime.tool_call_grammar(schemas)
+            rules.append(written.replace("start:", "calls:", 1))
+        then = "calls" if tools else "SAID"
+        thought = f"<[{ids['<think>']}]> THOUGHT <[{ids['</think>']}]>"
+        return "\n".join([f"start: {thought} {then}", *rules])
+
+    def _count(self, request: Any, reply: AIMessage) -> None:
+        usage: Any = reply.usage_metadata
+        session = request.model.sessions.session(reply.response_metadata["agentcache"]["session"])
+        prompt = session.ids[: usage["input_tokens"]]
+        known = [common_prefix_len(prompt, before) for before in self._known]
+        self.unknown += len(prompt) - max(known, default=0)
+        self._known.append(session.ids.copy())
+        said = openai_messages(request.messages)
+        new = [*takewhile(lambda message: message["role"] != "assistant", reversed(said))][::-1]
+        form = self._runtime.chat_format
+        first = len(new) == len(said)
+        self.appended += len(prompt if first else form.encode(form.render(new).segments).ids)
+
+
+_LAST_QUESTION = """
+{%- set ns = namespace(last_question=-1) -%}
+{%- for message in messages -%}
+    {%- if message.role == 'user' -%}{%- set ns.last_question = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+"""
+
+
+def thinking_dropped(num: int, *, calls: bool) -> dict[str, Any]:
+    """Tokens over an agent's turns with a template that leaves thinking out of earlier turns."""
+    loaded = load_model("tiny-hybrid")
+    own = loaded.tokenizer.chat_template
+    thinks = "message.role == 'assistant' and message.reasoning_content"
+    later = own.replace(thinks, f"{thinks} and loop.index0 > ns.last_question")
+    loaded.tokenizer.chat_template = _LAST_QUESTION + later
+    words = Words()
+    with Runtime(loaded.model, loaded.tokenizer, cache=CacheConfig(budget="512MiB")) as runtime:
+        watch = Thinker(runtime, calls=calls)
+        ending = {runtime.tokenizer.encode_plain(sign)[0]: 12.0 for sign in '"},'}
+        agent = make_agent(runtime, words, watch, max_tokens=120, logit_bias=ending)
+        for _ in range(num):
+            state = agent.invoke({"messages": [HumanMessage(words.text(40))]}, THREAD)
+    usages: list[Any] = [reply.usage_metadata for reply in watch.replies]
+    return {
+        "agent": f"thinking dropped, {'replies and tools' if calls else 'one reply a question'}",
+        "calls": len(usages),
+        "messages": len(state["messages"]),
+        "history_tokens": usages[-1]["total_tokens"],
+        "new_tokens": watch.unknown if calls else watch.appended,
+        "appended_tokens": watch.appended,
+        "repeated_tokens": watch.repeated,
+        "computed_tokens": sum(u["input_token_details"]["cache_creation"] for u in usages),
+        "overhead_s": 0.0,
+        "encode_all_s": 0.0,
+    }
+
+
 def thin_runtime() -> Runtime:
     """The embedded tokenizer and template on two thin layers."""
     settings: dict[str, Any] = {
@@ -220,6 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = console_for(options.json)
     with console.status("an agent of ten turns"):
         turns = ten_turns(options.turns)
+        dropped = [thinking_dropped(options.turns, calls=calls) for calls in (False, True)]
     with console.status(f"histories of {options.short} and {options.long} tokens"):
         short = overhead(options.short, 12, options.repetitions)
         long = overhead(options.long, options.messages, options.repetitions)
@@ -227,13 +329,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     grown = long["overhead_s"] - short["overhead_s"]
     result = Result(
         name="bench/agents/langgraph",
-        rows=[turns, short, long],
+        rows=[turns, *dropped, short, long],
         ratios={
             "computed_over_new": ratio,
             "overhead_over_encoding_all": long["overhead_s"] / long["encode_all_s"],
         },
         goals=[
             Goal("tokens computed over new ones in ten turns", ratio, GOAL_TOKENS),
+            *(
+                Goal(
+                    f"tokens computed over new ones and a reply a question, {row['agent']}",
+                    row["computed_tokens"] / (row["new_tokens"] + row["repeated_tokens"]),
+                    GOAL_DROPPED,
+                )
+                for row in dropped
+            ),
             Goal("seconds that a long history adds to a call", grown, GOAL_S),
         ],
         settings={"repetitions": options.repetitions},

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
-from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from agentcache import InvalidRequest, RequestCancelled
 from agentcache.integrations._langchain.grammar import reply_grammar
 from agentcache.integrations._langchain.messages import (
     call_chunk,
     digests,
-    lead_len,
-    openai_messages,
     parsed_calls,
     usage_metadata,
 )
@@ -30,12 +27,14 @@ if TYPE_CHECKING:
 
     from agentcache import TokenLogprob, Turn, TurnStream
     from agentcache.integrations._langchain.grammar import ReplyForms
+    from agentcache.integrations._langchain.reading import MessageReader, ToolReader
     from agentcache.integrations._langchain.sessions import Visit
 
 __all__ = [
     "OPTIONS",
     "Call",
     "Pieces",
+    "Readers",
     "abegun",
     "afinish",
     "begun",
@@ -66,6 +65,14 @@ _GRAMMARS = ("json_schema", "regex", "lark")
 
 
 @dataclass(frozen=True, slots=True)
+class Readers:
+    """What a chat model's calls are read with."""
+
+    messages: MessageReader
+    tools: ToolReader
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """A call, ready to be made.
 
@@ -87,6 +94,7 @@ def make_call(
     model_name: str,
     messages: Sequence[BaseMessage],
     arguments: Mapping[str, Any],
+    readers: Readers,
     forms: Callable[[], ReplyForms],
     decode: Callable[[Sequence[int]], str],
 ) -> Call:
@@ -100,23 +108,24 @@ def make_call(
             f"the call asks for the model {arguments['model']!r}, this one is {model_name!r}; "
             "make a chat model for each"
         )
-    read = openai_messages(messages)
-    tools = [_schema_of_tool(tool) for tool in arguments.get("tools") or ()]
+    place = place_of(arguments.get("session_id"), arguments.get("thread_id"))
+    read = readers.messages.read(place.key, messages)
+    tools = [_schema_of_tool(tool, readers) for tool in arguments.get("tools") or ()]
     return Call(
         model_name=model_name,
-        messages=read,
+        messages=read.messages,
         tools=tools or None,
         options=_options(arguments, tools, forms),
-        place=place_of(arguments.get("session_id"), arguments.get("thread_id")),
-        given=digests(read),
-        lead=lead_len(read),
+        place=place,
+        given=read.digests,
+        lead=read.lead,
         timeout=arguments.get("timeout"),
         decode=decode,
     )
 
 
-def _schema_of_tool(tool: Any) -> dict[str, Any]:
-    schema = convert_to_openai_tool(tool)
+def _schema_of_tool(tool: Any, readers: Readers) -> dict[str, Any]:
+    schema = readers.tools.schema(tool)
     if not isinstance(schema.get("function"), Mapping):
         raise InvalidRequest(
             f"the tool {schema!r:.80} is no function; tools of a provider cannot run here"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "call_chunk",
     "digests",
+    "digests_of_runs",
     "lead_len",
     "message_digest",
     "openai_messages",
@@ -44,17 +45,19 @@ _CALLS = frozenset(
 """Blocks of a reply whose calls stand in `tool_calls` as well."""
 
 
-def openai_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """The list in OpenAI form.
+def openai_messages(
+    messages: Sequence[BaseMessage], known: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """The list in OpenAI form. known: the first of them, which were read before.
 
     `additional_kwargs["mark"]`, or `cache_control` on a block, asks for a checkpoint at the end of
     the message. Raises InvalidRequest, naming the message, for images and any other block that is
     no text, for a role that cannot be read, and for a tool's result that no earlier call asked for.
     """
-    asked: set[str | None] = set()
-    out = []
-    for index, message in enumerate(messages):
-        read = _read(message, index)
+    asked = {call["id"] for read in known for call in read.get("tool_calls", ())}
+    out = [*known]
+    for index in range(len(known), len(messages)):
+        read = _read(messages[index], index)
         if read["role"] == "assistant":
             asked.update(call["id"] for call in read.get("tool_calls", ()))
         elif read["role"] == "tool" and read["tool_call_id"] not in asked:
@@ -161,20 +164,28 @@ def _thoughts(blocks: Iterable[Any]) -> list[str]:
 
 def lead_len(messages: Sequence[Mapping[str, Any]]) -> int:
     """How many system messages the list begins with."""
-    roles = [message["role"] for message in messages]
-    return next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+    others = (i for i, message in enumerate(messages) if message["role"] != "system")
+    return next(others, len(messages))
 
 
-def digests(messages: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
+def digests(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
     """One number per message, equal where a framework only spelled it differently.
 
     Left out are ids of calls, reasoning, marks and the white space and key order of arguments;
     results of parallel calls may come in any order.
     """
+    return digests_of_runs(messages, [message_digest(message) for message in messages])
+
+
+def digests_of_runs(
+    messages: Sequence[Mapping[str, Any]], values: Sequence[int]
+) -> tuple[int, ...]:
+    """The digests of single messages as those of the list: of each run of results in order."""
     out: list[int] = []
-    for role, run in groupby(messages, key=itemgetter("role")):
-        values = map(message_digest, run)
-        out += sorted(values) if role == "tool" else values
+    roles = (message["role"] for message in messages)
+    for role, run in groupby(zip(roles, values, strict=True), key=itemgetter(0)):
+        own = [value for _, value in run]
+        out += sorted(own) if role == "tool" else own
     return tuple(out)
 
 

@@ -13,13 +13,12 @@ from agentcache.integrations.server.errors import ApiError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from agentcache import Session, Turn, TurnStream
+    from agentcache import Delta, Session, Turn, TurnStream
     from agentcache.integrations.server.admission import Admission
     from agentcache.integrations.server.metrics import Metrics
     from agentcache.integrations.server.session_table import SessionTable
     from agentcache.integrations.server.threads import Threads
     from agentcache.integrations.server.tracing import Tracing
-    from agentcache.session.streams import Delta
 
 __all__ = ["Calls", "RunningCall", "Work"]
 

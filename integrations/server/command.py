@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentcache import AgentCacheError, CacheConfig, ConfigError, ModelError
+from agentcache.cli_options import Budget, Model, Policy, Threads
 
 if TYPE_CHECKING:
     from agentcache.integrations.server.app import Server
@@ -27,22 +28,16 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    model: Annotated[
-        str, typer.Option(help="Embedded model, folder, or downloaded Hub id.")
-    ] = "tiny-hybrid",
+    model: Model = "tiny-hybrid",
     name: Annotated[
         str | None, typer.Option(help="Name that clients ask for; by default that of the model.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address; any but loopback needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
-    budget: Annotated[
-        str, typer.Option(help='Bytes for the cache, such as "512MiB" or "2GB".')
-    ] = "512MiB",
-    policy: Annotated[str, typer.Option(help="Eviction policy.")] = "auto",
+    budget: Budget = "512MiB",
+    policy: Policy = "auto",
     max_running: Annotated[int, typer.Option(help="Requests computed at the same time.")] = 16,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads to compute with; by default one per physical core.")
-    ] = None,
+    threads: Threads = None,
     store: Annotated[
         str | None, typer.Option(help="File or database URL to keep finished turns in.")
     ] = None,

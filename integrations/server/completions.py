@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from agentcache import InvalidRequest
-from agentcache.engine.stopping import StopStrings
-from agentcache.engine.tokenizer import Detokenizer
 from agentcache.integrations._openai import read_call, usage_of
 from agentcache.integrations.server.app import Server, server_of
 from agentcache.integrations.server.calls import Work
@@ -24,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentcache import Session, TokenLogprob, Turn, TurnStream
-    from agentcache.engine.tokenizer import Tokenizer
     from agentcache.integrations.server.calls import RunningCall
 
-__all__ = ["CompletionRequest", "RawText", "routes"]
+__all__ = ["CompletionRequest", "routes"]
 
 _ANY_MESSAGE = [{"role": "user", "content": "-"}]
 
@@ -57,7 +54,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         parameters=options,
     )
     async with server.calls.run(work, request.headers) as running:
-        answer = _Answer(server, options.get("stop") or ())
+        answer = _Answer(server)
         if not body.stream:
             return web.json_response(answer.whole(await running.finish()))
         stream_options = body.stream_options or StreamOptions()
@@ -106,9 +103,8 @@ def _start(
 class _Answer:
     """One completion in OpenAI's older form."""
 
-    def __init__(self, server: Server, stops: Sequence[str]) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._stops = stops
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -124,15 +120,12 @@ class _Answer:
         self, request: web.Request, running: RunningCall, *, with_usage: bool
     ) -> web.StreamResponse:
         """Texts as they come; then the reason for the end, the usage where asked for, [DONE]."""
-        runtime = self._server.runtime
-        text = RawText(runtime.tokenizer, self._stops, runtime.end_id)
         async with event_stream(request, self._server.config.ping_s) as events:
             async for delta in running.deltas():
-                piece = text.push(delta.ids)
-                if piece:
-                    await events.send(self._chunk(piece))
+                if delta.raw:
+                    await events.send(self._chunk(delta.raw))
             turn = running.turn
-            await events.send(self._chunk(text.rest(turn.text), turn))
+            await events.send(self._chunk("", turn))
             if with_usage:
                 usage = {"choices": [], "usage": usage_of(turn.usage)}
                 await events.send({**self._head, **usage})
@@ -162,30 +155,6 @@ class _Answer:
             "top_logprobs": [{decode([id]): value for id, value in item.top} for item in items],
             "text_offset": offsets,
         }
-
-
-class RawText:
-    """The text of ids as they come, markup included, less what a stop string may yet cut off.
-
-    It is made as the turn's own text is, so all that was said is the beginning of that.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], end_id: int | None) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(stops)
-        self._end_id = end_id
-        self._said_len = 0
-
-    def push(self, ids: Sequence[int]) -> str:
-        """What is certain now and was not before."""
-        text = "".join(self._detokenizer.push(id) for id in ids if id != self._end_id)
-        piece, _ = self._stops.push(text)
-        self._said_len += len(piece)
-        return piece
-
-    def rest(self, whole: str) -> str:
-        """What has not been said of the finished turn's text."""
-        return whole[self._said_len :]
 
 
 def routes() -> list[Route]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -91,3 +92,38 @@ async def test_what_is_wrong_with_a_list_is_raised_to_the_task(runtime: Runtime)
         await session.acomplete([{"role": "user", "content": 3}])
     with pytest.raises(InvalidRequest, match="max_new_tokens"):
         await session.acomplete(ASKED, max_new_tokens=-1)
+
+
+async def test_what_a_caller_changes_after_its_call_is_not_in_the_prompt(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(runtime, monkeypatch)
+    session = runtime.session()
+    call = {"id": "a", "function": {"name": "read", "arguments": {"path": "a.py"}}}
+    asked: list[dict[str, Any]] = [
+        *copy.deepcopy(ASKED),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "b.py"}]},
+    ]
+    before = copy.deepcopy(asked)
+
+    task = asyncio.create_task(session.acomplete(asked, max_new_tokens=3))
+    asked[0]["content"] = "You break programs."  # before the task has begun
+    await asyncio.to_thread(gate.reached.wait, 30)
+    call["function"]["arguments"]["path"] = "c.py"  # type: ignore[index]
+    asked[3]["content"][0]["text"] = "d.py"
+    asked.append({"role": "user", "content": "And now?"})
+    gate.opened.set()
+    await task
+
+    assert session.messages[:-1] == before
+
+
+async def test_ids_that_a_caller_changes_after_its_call_are_not_in_the_prompt(
+    runtime: Runtime,
+) -> None:
+    session, ids = runtime.session(), list(range(20, 40))
+    task = asyncio.create_task(session.agenerate(ids, max_new_tokens=1))
+    ids[:] = [19]
+    await task
+    assert session.ids[:20].tolist() == list(range(20, 40))

@@ -8,9 +8,10 @@ from testkit.models import micro_config, tokenizer
 
 from agentcache.clock import ManualClock
 from agentcache.config import CacheConfig
+from agentcache.engine.append_log import TokenLog
 from agentcache.engine.tiny_hybrid import build
 from agentcache.runtime import Runtime
-from agentcache.session.history import History, TokenLog
+from agentcache.session.history import History
 from agentcache.session.prompts import Prompt
 from agentcache.sessions.refs import SessionRef
 from agentcache.sessions.registry import Tip

@@ -48,3 +48,20 @@ def test_a_closed_stream_gives_no_more_deltas(runtime: Runtime) -> None:
     assert stream.turn.ids.size
     stream.close()
     assert list(stream) == []
+
+
+@pytest.mark.parametrize("stop", [[], ["said"], ["said more"]])
+def test_raw_texts_are_the_whole_text_markup_included(runtime: Runtime, stop: list[str]) -> None:
+    call = '<tool_call>{"name": "run", "arguments": {}}</tool_call>'
+    said = f"<think>Hm.</think>It \u20ac said {call}"
+    stream = runtime.session().chat(ASKED, replay=said, stepwise=True, stream=True)
+    deltas = list(stream)
+    assert "".join(delta.raw for delta in deltas) == stream.turn.text == said
+    assert "".join(delta.text for delta in deltas) != said
+
+    plain = runtime.session().chat(ASKED, max_new_tokens=24)
+    held = plain.text[len(plain.text) // 2 :][:3]
+    options = {"max_new_tokens": 24, "stop": [*stop, held]}
+    stream = runtime.session().chat(ASKED, stream=True, **options)  # type: ignore[call-overload]
+    raw = "".join(delta.raw for delta in stream)
+    assert raw == stream.turn.text == plain.text[: plain.text.index(held)]
