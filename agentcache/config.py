@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from agentcache.errors import ConfigError
 
-__all__ = ["CHECKPOINT_FORMATS", "CacheConfig", "parse_bytes"]
+__all__ = ["ADMISSIONS", "CHECKPOINT_FORMATS", "CacheConfig", "parse_bytes", "split_admission"]
+
+ADMISSIONS = ("structural", "marconi", "every-block")
+"""Names of admission policies; the last may have the tokens of a block behind a colon."""
 
 CHECKPOINT_FORMATS = ("unchanged", "float16", "int8")
 
@@ -43,16 +46,35 @@ def parse_bytes(value: int | str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+def split_admission(name: str) -> tuple[str, int]:
+    """An admission policy's name and the tokens of a block, 0 where none are given.
+
+    >>> split_admission("every-block:16")
+    ('every-block', 16)
+
+    Raises ConfigError for what is no such name.
+    """
+    kind, _, number = str(name).partition(":")
+    block_len = int(number) if re.fullmatch(r"[0-9]{1,9}", number) else 0
+    numbered = kind == "every-block" and block_len > 0
+    if kind not in ADMISSIONS or (kind != name and not numbered):
+        known = ", ".join((*ADMISSIONS, "every-block:N with N tokens a block"))
+        raise ConfigError(f"unknown admission {name!r}; known: {known}")
+    return kind, block_len
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """Settings of one cache.
 
     budget: bytes for KV pages, checkpoints, running states and scratch together, as a number or a
         text such as "512MiB"; None takes half of what is left beside the weights.
-    policy: which entries leave first: "lru", "session-lru", or "auto", which takes the best policy
-        this version has (session-lru).
+    policy: which entries leave first: "lru", "lfu", "slru", "gdsf", "priority", "session-lru",
+        "marconi", or "auto", which takes the best policy this version has.
     admission: which checkpoints are kept: "structural" (the last decoded token, branch points, end
-        of system + tools, end of the prompt before the reply header, marks).
+        of system + tools, end of the prompt before the reply header, marks), "marconi" (the last
+        decoded token and branch points), "every-block" (each 16 tokens, or with "every-block:32"
+        each 32, and nothing else).
     page_size: token positions per KV page; 1 is allowed.
     prefill_chunk: most tokens of one prompt that a step computes, so that replies in progress wait
         for one chunk at most.
@@ -81,8 +103,7 @@ class CacheConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
-        if self.admission != "structural":
-            raise ConfigError(f"unknown admission {self.admission!r}; known: structural")
+        split_admission(self.admission)
         if self.checkpoint_format not in CHECKPOINT_FORMATS:
             raise ConfigError(
                 f"unknown checkpoint_format {self.checkpoint_format!r}; "

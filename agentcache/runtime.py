@@ -22,6 +22,8 @@ from agentcache.engine.weights import free_bytes
 from agentcache.errors import UnsupportedOption
 from agentcache.events import Events
 from agentcache.metrics import Metrics
+from agentcache.policy.admission import make_admission
+from agentcache.policy.base import Costs
 from agentcache.policy.eviction import make_policy
 from agentcache.pools.layout import PoolSizes, divide_budget
 from agentcache.pools.packing import make_packing
@@ -31,6 +33,9 @@ from agentcache.session.pinning import Volatile
 from agentcache.session.prompts import PromptBuilder
 from agentcache.session.recent import RecentConversations
 from agentcache.sessions.registry import Registry
+from agentcache.simulate.results import Setup
+from agentcache.simulate.shadows import Shadows
+from agentcache.simulate.tuner import ReplayTuner
 from agentcache.tree.key import Namespace
 from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import FEW_TOKENS, Kind, ModelShape
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
     from agentcache.components.base import Component
     from agentcache.engine.backend import ModelBackend
     from agentcache.engine.request import RequestSpec
+    from agentcache.policy.base import Policy
     from agentcache.session.history import History
     from agentcache.session.host import Marks
     from agentcache.store.base import Recorder
@@ -103,7 +109,8 @@ class Runtime:
         self.config = cache or CacheConfig()
         _check_exact(exact, self.config)
         self.verify = verify
-        policy = make_policy(self.config.policy)
+        admission = make_admission(self.config.admission)
+        make_policy(self.config.policy)  # or it is refused before a model is looked at
         self.clock = clock or SystemClock()
         self.tokenizer = Tokenizer(tokenizer)
         backend = TransformersBackend(model, unproven=unproven)
@@ -127,6 +134,10 @@ class Runtime:
         given = self.config.budget_bytes
         self._budget = free_bytes(model) // 2 if given is None else given
         self._pools = _make_pools(backend, self.config, self._budget, poison)
+        self._shadows: Shadows | None = None
+        if self.config.policy == "auto":
+            self._shadows = _make_shadows(backend, self.config, self._pools)
+        policy = _make_policy(backend.shape, self.config, self._pools, self._shadows)
         tree = RadixTree(_components(backend, self.config.page_size))
         self._cache = HybridCache(
             tree,
@@ -136,6 +147,7 @@ class Runtime:
             self._metrics,
             min_gain=FEW_TOKENS,
             events=self.events,
+            admission=admission,
         )
         self.marks: Marks = self._cache
         self.recorder: Recorder | None = None
@@ -297,6 +309,8 @@ class Runtime:
         Twice is the same as once.
         """
         self._engine.close()
+        if self._shadows is not None:
+            self._shadows.close()
         if self.recorder is not None:
             self.recorder.close()
 
@@ -434,6 +448,31 @@ def _check_exact(exact: bool, config: CacheConfig) -> None:
             f"exact=True cannot hold with checkpoint_format={config.checkpoint_format!r}, which "
             "rounds what calls go on from; leave one of the two out"
         )
+
+
+def _make_shadows(backend: ModelBackend, config: CacheConfig, pools: TensorPools) -> Shadows:
+    """Caches of the same size that hold nothing, on a thread of their own."""
+    return Shadows(
+        Costs.of(backend.shape),
+        lambda: _components(backend, config.page_size),
+        num_pages=pools.sizes.num_pages,
+        limit_pages=pools.sizes.num_pages,
+        state_pages=pools.state_pages,
+        in_background=True,
+    )
+
+
+def _make_policy(
+    shape: ModelShape, config: CacheConfig, pools: TensorPools, shadows: Shadows | None
+) -> Policy:
+    size = pools.sizes
+    setup = Setup(
+        admission=config.admission,
+        budget_bytes=size.num_pages * size.page_bytes,
+        page_size=config.page_size,
+    )
+    tuner = ReplayTuner(shape, setup, in_background=True)
+    return make_policy(config.policy, Costs.of(shape), tuner, shadows)
 
 
 def _make_pools(

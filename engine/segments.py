@@ -286,11 +286,11 @@ def _encoded(
     encoded_chars = 0
     for index, segment in enumerate(segments):
         if segment.special_id is not None:
-            ids: Sequence[int] = (segment.special_id,)
+            ids = tokenizer.alone(segment.special_id)
         else:
-            ids = tokenizer.encode_plain(segment.text, at_start=at_start and index == 0)
+            ids = _frozen(tokenizer.encode_plain(segment.text, at_start=at_start and index == 0))
             encoded_chars += len(segment.text)
-        parts.append(Encoded(segment, _frozen(ids)))
+        parts.append(Encoded(segment, ids))
     return parts, encoded_chars
 
 
@@ -308,7 +308,8 @@ def reply_parts(tokenizer: Tokenizer, ids: Sequence[int] | IntArray) -> tuple[En
     for token_id in map(int, ids):
         if token_id in control:
             end_run()
-            parts.append(Encoded(Segment(control[token_id], token_id), _frozen([token_id])))
+            segment = Segment(control[token_id], token_id)
+            parts.append(Encoded(segment, tokenizer.alone(token_id)))
         else:
             run.append(token_id)
     end_run()

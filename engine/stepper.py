@@ -116,6 +116,7 @@ class Stepper:
                     after=spec.after,
                     known_len=spec.known_len,
                     session=spec.session,
+                    priority=spec.priority,
                     packed_limit=self._packed_limit(request),
                 )
             except OutOfPages as short:
@@ -123,12 +124,23 @@ class Stepper:
                 return
             if spec.exact:
                 lease.plan = self._pass_ends(request, lease.plan)
+            else:
+                lease.plan += self._planned_beyond(request)
             request.lease = lease
             request.absorbed = lease.boundary
             if request.first_match is None:
                 request.first_match = lease.match
                 request.cached_len = min(lease.boundary, request.prompt_len)
             self._scheduler.start(request)
+
+    def _planned_beyond(self, request: Request) -> tuple[int, ...]:
+        """Where admission asks for checkpoints from the end of the prompt on, in what is absorbed
+        in chunks: there itself, and in a recorded answer."""
+        start = len(request.tokens)
+        end = start + 1
+        if request.spec.replay is not None and not request.is_stepwise:
+            end = request.prompt_len + len(request.spec.replay)
+        return tuple(self.cache.admission.decoded(start, end))
 
     def _known(self, request: Request) -> int:
         """How much of a request could be reused now; of an exact one, up to the end of a pass."""
@@ -356,9 +368,17 @@ class Stepper:
         for request, rows in zip(ready, logits, strict=True):
             request.absorbed += 1
             self._scheduler.charge(request, 1)
+            self._file_decoded(request)
             reason = self._take_logits(request, rows[0])
             if reason is not None:
                 self._finish(request, reason)
+
+    def _file_decoded(self, request: Request) -> None:
+        """File where a reply has got to, if admission asks for a checkpoint there."""
+        at, lease = request.absorbed, request.lease
+        assert lease is not None
+        if not request.spec.exact and self.cache.admission.decoded(at, at + 1):
+            self.cache.commit(lease, request.tokens.array, at, lease.row)
 
     def _reserve_decode(self, request: Request) -> bool:
         return request.lease is not None and self._reserve(request, request.absorbed + 1)
@@ -435,7 +455,8 @@ class Stepper:
             tail, stopped = request.stops.push(request.detokenizer.flush())
             self._say(request, (), tail if stopped else tail + request.stops.flush())
         # What a stop string cut off is not the history's; an exact request's passes ended before.
-        if request.stops.matched is None and not request.spec.exact:
+        files_end = self.cache.admission.files_end and not request.spec.exact
+        if request.stops.matched is None and files_end:
             self.cache.commit(lease, request.tokens.array, request.absorbed, lease.row)
         checked = self._verify(request) if request.spec.verify is True else None
         result = self._result(request, reason, checked)

@@ -11,12 +11,15 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tokenizers
 
 from agentcache.errors import InvalidRequest, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from agentcache.types import IntArray
 
 __all__ = ["REPLY_MARKUP", "ControlToken", "Detokenizer", "Tokenizer"]
 
@@ -82,6 +85,7 @@ class Tokenizer:
         self._vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
         self._byte_level = _is_byte_level(definition["decoder"])
         self._bytes: dict[int, bytes] = {}
+        self._alone: dict[int, IntArray] = {}
         self._anchor_ids = self._backend.encode("a", add_special_tokens=False).ids
         self._anchor_text = self._decode_backend(self._anchor_ids)
 
@@ -110,6 +114,15 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Hex sha256 over the tokenizer's definition and its chat templates."""
         return self._fingerprint
+
+    def alone(self, token_id: int) -> IntArray:
+        """One id as an array [1] int32, read-only and the same each time."""
+        known = self._alone.get(token_id)
+        if known is None:
+            known = np.array([token_id], np.int32)
+            known.flags.writeable = False
+            self._alone[token_id] = known
+        return known
 
     def encode_plain(self, text: str, *, at_start: bool = True) -> tuple[int, ...]:
         """Ids of ordinary text: nothing is added, look-alikes of control tokens stay text.

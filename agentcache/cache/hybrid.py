@@ -29,7 +29,8 @@ from agentcache.components.base import SnapshotComponent, WindowComponent
 from agentcache.components.full import FullComponent
 from agentcache.errors import LeaseError
 from agentcache.events import Event, Events
-from agentcache.policy.admission import plan_checkpoints
+from agentcache.policy.admission import Admission, Structural
+from agentcache.policy.base import Arrival, Filed, Origin, Policy, Served
 from agentcache.policy.coverage import is_checkpoint, link
 from agentcache.pools.table import PageTable
 from agentcache.sessions.refs import References, SessionRef
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from agentcache.clock import Clock
     from agentcache.metrics import Metrics
-    from agentcache.policy.eviction import Policy
     from agentcache.pools.base import Pools
     from agentcache.tiers.base import LowerTier
     from agentcache.tree.node import Node
@@ -75,6 +75,7 @@ class HybridCache:
         min_gain: int = 1,
         events: Events | None = None,
         lower: LowerTier | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.tree = tree
         self.pools = pools
@@ -84,6 +85,8 @@ class HybridCache:
         self.refs = References(self.memory.push)
         self._condemned = Condemned(tree, self.memory)
         self.leases: set[Lease] = set()
+        self.policy = policy
+        self.admission = admission or Structural()
         self._clock = clock
         self._min_gain = min_gain
         self._edge = _only(tree, FullComponent)
@@ -102,6 +105,7 @@ class HybridCache:
         after: SessionRef | None = None,
         known_len: int = 0,
         session: str | None = None,
+        priority: int = 0,
         packed_limit: int = ANY_LEN,
     ) -> Lease:
         """Find the longest reusable boundary of `tokens`, lock it and copy its state privately.
@@ -113,7 +117,7 @@ class HybridCache:
         salts: further identity of the sequence from certain positions on.
         after, known_len: the mark of a tip whose path is known to equal `tokens[:known_len]`, and
             the salts as well; the walk starts there, or at its deepest living ancestor.
-        session: a name for listeners to events.
+        session: a name for listeners to events. priority: of the session; policies may heed it.
         packed_limit: longest boundary allowed whose state may have been packed. For a request that
             goes on after a pre-emption that is what it had reused at first: its own states are not
             to be rounded.
@@ -132,11 +136,13 @@ class HybridCache:
         if row is None:
             raise OutOfPages(0)
         self.tree.lock(match.node)
-        structural = frozenset(structural)
+        structural = frozenset(structural) if self.admission.heeds_callers else frozenset()
+        passing = frozenset(passing)
+        declared = structural | passing
         lease = Lease(
             match=match,
             boundary=match.boundary,
-            plan=plan_checkpoints(match, structural.union(passing), len(tokens), self._min_gain),
+            plan=self.admission.plan(match, declared, len(tokens), self._min_gain),
             row=row,
             table=_NO_TABLE,
             locked=match.node,
@@ -146,12 +152,17 @@ class HybridCache:
             committed_len=match.boundary,
             reserved_len=match.boundary,
             namespace=namespace,
+            prompt_len=len(tokens),
+            priority=priority,
+            passing=passing,
         )
         claimed: list[tuple[int, int]] = []
         try:
             self._load(match.node, row)  # first of all: a lock does not keep the checkpoint
+            if self.policy.wants_boundaries:
+                self._announce(lease, tokens, start)
             self._take_windows(lease, match.node)
-            self._touch(match.node)
+            self._use(lease)
             self._take_table(lease, start, after)
             for kind, table in self._tables(lease):
                 self._enter(lease, kind, table, claimed)
@@ -300,9 +311,41 @@ class HybridCache:
         self.pools.load_state(node.data[self._snapshot.kind].slots, row)
         self.metrics.add("reused", self._snapshot.kind)
 
+    def _announce(self, lease: Lease, tokens: IntArray, start: Node) -> None:
+        """Tell the policy of a request, which may ask for further checkpoints."""
+        arrival = Arrival(
+            namespace=lease.namespace,
+            tokens=tokens,
+            salts=lease.salts,
+            start=start,
+            boundary_node=lease.match.node,
+            boundary=lease.boundary,
+            notes=lease.notes,
+            at=self._clock.now(),
+        )
+        more = self.policy.arrives(arrival)
+        if more and self.admission.heeds_callers:
+            lease.plan = tuple(sorted({*lease.plan, *more}))
+
+    def _use(self, lease: Lease) -> None:
+        """Note that a request goes on from its boundary; and through all of its known path, where
+        the policy asks for that."""
+        match, now = lease.match, self._clock.now()
+        match.node.superseded = False
+        node = match.known_node if self.policy.touches_path else match.node
+        while not node.is_root:
+            node.hits += 1
+            node.last_access = now
+            if lease.priority > node.priority:
+                node.priority = lease.priority
+            self.policy.used(node, now)
+            self.memory.push(node)
+            if not self.policy.touches_path:
+                break
+            assert node.parent is not None
+            node = node.parent
+
     def _touch(self, node: Node) -> None:
-        if node.is_root:
-            return
         node.last_access = self._clock.now()
         node.superseded = False
         self.memory.push(node)
@@ -358,11 +401,14 @@ class HybridCache:
             node = lease.locked
             return length == node.end and self.tree.is_boundary(node)
         begun = lease.frontier
+        if self.policy.wants_served:
+            lease.tokens = tokens[:length]
         inserted = self.tree.insert(begun, tokens, length, lease.salts)
         for split in inserted.splits:
             self._note_split(split)
         self._note_known(lease, begun, inserted)
         for created in inserted.created:
+            created.priority = lease.priority
             self._note_insert(created, lease.session)
             self._file_edge(created, lease)
         node = inserted.node
@@ -375,13 +421,31 @@ class HybridCache:
         if is_checkpoint(node):
             link(node)
         node.structural = node.structural or length in lease.structural
+        if self.policy.wants_boundaries:
+            self._tell_filed(node, lease, tokens)
         lease.filed.append(node)
+        node.priority = max(node.priority, lease.priority)
         self._touch(node)
         return True
+
+    def _tell_filed(self, node: Node, lease: Lease, tokens: IntArray) -> None:
+        """Tell the policy of a boundary and why it is there."""
+        length = node.end
+        if length in lease.structural:
+            origin = Origin.DECLARED
+        elif length not in lease.plan:
+            origin = Origin.END
+        else:
+            origin = Origin.PASSING if length in lease.passing else Origin.BRANCH
+        now = self._clock.now()
+        self.policy.filed(
+            Filed(node, lease.namespace, tokens, lease.salts, origin, lease.notes, now)
+        )
 
     def _note_split(self, split: Split) -> None:
         """Count the new holder of shared pages, and tell listeners."""
         upper, lower = split.upper, split.lower
+        upper.hits, upper.priority = lower.hits, lower.priority
         self.memory.share(split)
         if self.memory.is_heard(lower):
             self.events.emit(Event("split", key=lower.id, parent=upper.id, boundary=upper.end))
@@ -479,6 +543,27 @@ class HybridCache:
         self._give_up_tails(lease)
         self._give_back(lease)
         self._condemned.sweep()
+        if lease.tokens is not None:
+            self._tell(lease, lease.tokens)
+
+    def _tell(self, lease: Lease, tokens: IntArray) -> None:
+        """Tell the policy of a request that is over."""
+        declared = tuple(sorted(lease.structural))
+        cached_len, now = min(lease.boundary, lease.prompt_len), self._clock.now()
+        lease.tokens = None
+        self.policy.served(
+            Served(
+                namespace=lease.namespace,
+                tokens=tokens,
+                prompt_len=lease.prompt_len,
+                cached_len=cached_len,
+                declared=declared,
+                at=now,
+                passing=tuple(sorted(lease.passing)),
+                salts=lease.salts,
+                session=lease.session,
+            )
+        )
 
     def _give_back(self, lease: Lease) -> None:
         self.memory.unlock(lease.locked)
@@ -522,8 +607,11 @@ class HybridCache:
         filed: further checkpoints of its turn. after: the mark it went on from, held or not. lease:
         of the call that ends there; what it knows makes the next turn's acquire cheap.
         """
-        ref = self.refs.hold(frontier, filed, after=after, now=self._clock.now())
+        now = self._clock.now()
+        ref = self.refs.hold(frontier, filed, after=after, now=now)
+        self.policy.stands(frontier, now)
         ref.namespace = lease.namespace if lease is not None else None
+        ref.session = lease.session if lease is not None else None
         if self._edge is not None and lease is not None:
             end = min(frontier.end, lease.published_len)
             table = lease.table.prefix(end // self._edge.page_size)
@@ -533,7 +621,7 @@ class HybridCache:
     def stand_again(self, ref: SessionRef) -> SessionRef:
         """One more mark where another one is, or at what is left of its path. O(1)."""
         again = self.refs.hold_again(ref, self._clock.now())
-        again.namespace = ref.namespace
+        again.namespace, again.session = ref.namespace, ref.session
         if self._edge is not None and isinstance(ref.memo, _Memo):
             table = ref.memo.table.prefix(again.frontier.node.end // self._edge.page_size)
             again.memo = _Memo(table, ref.memo.moves)
@@ -544,10 +632,16 @@ class HybridCache:
         now = self._clock.now()
         for ref in refs:
             self.refs.expect(ref, now, 2 * seconds, due=now + seconds)
+            if ref.held and ref.frontier.alive:
+                self.policy.expects(ref.frontier.node, seconds, now, ref.session)
 
     def leave(self, *refs: SessionRef) -> None:
         """The tips have moved on or their session is over. Twice is the same as once."""
         self.refs.leave_all(refs)
+
+    def over(self, session: str) -> None:
+        """A session is over; its tips are left."""
+        self.policy.over(session)
 
     def _check(self, lease: Lease) -> None:
         if lease.released:

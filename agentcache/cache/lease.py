@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentcache.pools.table import PageTable
@@ -28,7 +28,9 @@ class Lease:
     lease keeps. committed_len: how many tokens the tree holds of this request. reserved_len: how
     many there is room for. own: pages of the table that the lease holds. filed: nodes where it
     committed a checkpoint. published_len: how far the table is the tree's; beyond, the tree had
-    pages of its own for tokens computed again.
+    pages of its own for tokens computed again. prompt_len: tokens it came with. priority: of its
+    session. tokens: what was filed last; kept only where the policy wants to know. passing: lengths
+    that were declared for this trajectory alone. notes: the policy's own.
     """
 
     match: Match
@@ -43,6 +45,11 @@ class Lease:
     committed_len: int
     reserved_len: int
     namespace: bytes = b""
+    prompt_len: int = 0
+    priority: int = 0
+    tokens: IntArray | None = None
+    passing: frozenset[int] = frozenset()
+    notes: dict[str, Any] = field(default_factory=dict)
     windows: dict[str, PageTable] = field(default_factory=dict)
     own: list[IntArray] = field(default_factory=list)
     filed: list[Node] = field(default_factory=list)

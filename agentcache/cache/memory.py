@@ -18,7 +18,6 @@ from agentcache.components.base import SnapshotComponent
 from agentcache.components.full import FullComponent
 from agentcache.events import Event, Events
 from agentcache.policy.coverage import unlink
-from agentcache.policy.eviction import EvictionOrder, Policy
 from agentcache.tiers.demoted import Demoted
 from agentcache.tree.node import Node, Residency
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from agentcache.clock import Clock
     from agentcache.events import EventName
     from agentcache.metrics import Metrics
+    from agentcache.policy.base import Policy
     from agentcache.pools.base import Pools
     from agentcache.tiers.base import LowerTier
     from agentcache.tree.radix_tree import Freed, RadixTree, Split
@@ -71,7 +71,7 @@ class Memory:
         self.hidden: set[Node] = set()
         self.num_checkpoints = 0
         self._clock = clock
-        self._order = EvictionOrder(policy, pools.pages.num_pages)
+        self._order = policy.order(pools.pages.num_pages)
         self._demoted = Demoted()
         self._shared: Counter[int] = Counter()  # slots of the lower tier: holders beyond the first
         self._kept: tuple[Node, ...] = ()

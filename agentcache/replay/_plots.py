@@ -21,6 +21,8 @@ MAX_PANELS = 6
 
 _CACHED, _COMPUTED, _COLD = "#a9c7e8", "#d9590b", "#495057"
 _KINDS = ("#74a9d8", "#f2a65a", "#8ccf9b", "#b79ad6", "#e08fa9", "#8fd0d6")
+
+
 def tokens_figure(result: ReplayResult) -> str:
     """Cached and computed tokens of each turn, and the computed ones again on their own scale.
 

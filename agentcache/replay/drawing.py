@@ -1,4 +1,4 @@
-"""How reports look: figures as SVG text, and the style of a page. Imports matplotlib when called."""
+"""How reports look: figures as SVG text, the style of a page. Imports matplotlib when called."""
 
 from __future__ import annotations
 

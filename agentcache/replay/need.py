@@ -45,7 +45,7 @@ class NeedCounter:
         if known == prompt_len:
             known = self._tree.match(self._root, ids, len(ids)).known_len
         branch = min(known, prompt_len - 1)
-        if 0 < branch and known < len(ids):
+        if branch > 0 and known < len(ids):
             self._file(prompt, branch)
         self._file(ids, len(ids))
 

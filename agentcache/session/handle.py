@@ -380,8 +380,14 @@ def _end(host: Host, record: SessionRecord[History], wait: bool) -> None:
     host.registry.forget(record)
     with suppress(RuntimeClosed):  # then the marks are gone with the cache they were in
         if refs and wait:
-            host.on_engine(lambda: host.marks.leave(*refs))
+            host.on_engine(lambda: _leave(host, record, refs))
         elif refs:
-            host.on_engine_later(lambda: host.marks.leave(*refs))
+            host.on_engine_later(lambda: _leave(host, record, refs))
     if was_open:
         tell_closed(host, record)
+
+
+def _leave(host: Host, record: SessionRecord[History], refs: Sequence[SessionRef]) -> None:
+    """The session stands nowhere any more. On the engine thread."""
+    host.marks.leave(*refs)
+    host.marks.over(record.id)

@@ -42,6 +42,10 @@ class Marks(Protocol):
         """Give marks up."""
         ...
 
+    def over(self, session: str) -> None:
+        """A session is over."""
+        ...
+
 
 class Host(Protocol):
     """What a session needs of its runtime."""

@@ -104,7 +104,9 @@ def sampling_of(options: CallOptions, room: int) -> SamplingParams:
         logprobs=options.get("logprobs", False),
         top_logprobs=options.get("top_logprobs", 0),
     )
-    return replace(params, max_new_tokens=max(0, min(params.max_new_tokens, room)))
+    if params.max_new_tokens <= room:
+        return params
+    return replace(params, max_new_tokens=max(0, room))
 
 
 def _bias_of(options: CallOptions) -> tuple[tuple[int, float], ...]:

@@ -88,11 +88,15 @@ class MissReport:
         The prompt leaves the session's history at token 7, in message 2 (tool): "12:01" was
         there, "12:02" is now. The recurrent state is known up to token 4, the KV up to token 7.
         """
+        return textwrap.fill(self.summary, 88, break_long_words=False, break_on_hyphens=False)
+
+    @property
+    def summary(self) -> str:
+        """The report in words, on one line."""
         parts = [self._why(), self._lens()]
         if self.fallback is not None:
             parts.append(f"The history was rendered as a whole: {self.fallback}.")
-        text = " ".join(part for part in parts if part)
-        return textwrap.fill(text, 88, break_long_words=False, break_on_hyphens=False)
+        return " ".join(" ".join(parts).split())
 
     def _why(self) -> str:
         where = f"token {self.at_token:,}"

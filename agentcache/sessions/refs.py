@@ -34,10 +34,10 @@ class _Anchor:
 class SessionRef:
     """One tip's mark: its frontier, the shared boundaries above it, and what else its turn filed.
 
-    namespace: what its path is kept under, where that is known. memo: what the cache wants back
-    when the trajectory goes on; opaque here. Held until `leave`. at: when it was made. gap: seconds
-    between turns of the trajectory so far, the later the more they count; None before the second
-    turn.
+    namespace: what its path is kept under, where that is known. session: whose it is. memo: what
+    the cache wants back when the trajectory goes on; opaque here. Held until `leave`. at: when it
+    was made. gap: seconds between turns of the trajectory so far, the later the more they count;
+    None before the second turn.
     """
 
     frontier: Cursor
@@ -47,6 +47,7 @@ class SessionRef:
     memo: Any = None
     held: bool = True
     namespace: bytes | None = None
+    session: str | None = None
     _anchor: _Anchor | None = field(default=None, repr=False)
 
 

@@ -7,7 +7,7 @@ import logging
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -55,13 +55,24 @@ def session_digest(id: str, tenant: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A turn that is in the database: its row, the messages it ends with, its tools and their
-    digest."""
+    """A turn that is in the database: its row, its messages and reply, its tools and their digest.
+
+    messages: the turn's own sequence, whose memory is that of the session's history.
+    """
 
     row: int
-    messages: tuple[Mapping[str, Any], ...]
+    messages: Sequence[Mapping[str, Any]]
+    answer: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]] | None
     toolset: str | None
+
+    def num_equal(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """How many leading messages of a list this turn ended with."""
+        said = chain(self.messages, () if self.answer is None else (self.answer,))
+        pairs = zip(said, messages, strict=False)
+        return sum(
+            1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs)
+        )
 
 
 class TurnWriter:
@@ -80,13 +91,12 @@ class TurnWriter:
     def write(self, database: Database, turn: FinishedTurn, at: float) -> None:
         """One turn in one transaction. Raises StoreError."""
         miss = _miss(turn)
-        messages = (*turn.messages, *(() if turn.answer is None else (turn.answer,)))
         with database.writing() as connection:
             session = self._session(connection, turn.session, at)
             if turn.session_closed:
                 connection.execute(_CLOSE, {"session": session, "at": at})
             base = self._base(connection, turn.after)
-            shared = _num_equal(() if base is None else base.messages, turn.messages)
+            shared = 0 if base is None else base.num_equal(turn.messages)
             toolset = _toolset(connection, turn.tools, base)
             values = {
                 "session_id": session,
@@ -100,8 +110,9 @@ class TurnWriter:
                 **_counts(turn),
             }
             row = _key(connection.execute(_ADD_TURN, values).inserted_primary_key)
-            write_messages(connection, row, messages[shared:], shared)
-        self._written[turn.history] = _Written(row, messages, turn.tools, toolset)
+            write_messages(connection, row, _added(turn, shared), shared)
+        written = _Written(row, turn.messages, turn.answer, turn.tools, toolset)
+        self._written[turn.history] = written
 
     def close_session(self, database: Database, key: SessionKey, at: float) -> None:
         """Note that a session is over, if it has turns. Raises StoreError."""
@@ -158,9 +169,9 @@ def _miss(turn: FinishedTurn) -> dict[str, Any] | None:
     return None if miss is None else dict(miss)
 
 
-def _num_equal(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How many messages two lists have in common at their beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+def _added(turn: FinishedTurn, shared: int) -> list[Mapping[str, Any]]:
+    """What a turn says after its first `shared` messages, the reply included."""
+    return [*turn.messages[shared:], *(() if turn.answer is None else (turn.answer,))]
 
 
 def _tokens(turn: FinishedTurn, base_len: int) -> dict[str, Any]:

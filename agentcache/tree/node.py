@@ -56,7 +56,8 @@ class Node:
     are compact and compared as one block. Most nodes have one child, for which a dict would take as
     much as all the rest, so only several are kept in one. Counters are owned by the tree and by the
     session references; `queue`, `stamp` and `weight` belong to the eviction order, `above` and
-    `below` to `policy.coverage`.
+    `below` to `policy.coverage`, `value` to the policy. `hits` counts the requests that went on
+    from here, or through here where the policy asks for it; `priority` is the highest of theirs.
     """
 
     __slots__ = (
@@ -69,11 +70,13 @@ class Node:
         "evicted_at",
         "expires",
         "generation",
+        "hits",
         "id",
         "last_access",
         "locks",
         "moved",
         "parent",
+        "priority",
         "queue",
         "raw",
         "refs",
@@ -81,6 +84,7 @@ class Node:
         "stamp",
         "structural",
         "superseded",
+        "value",
         "weight",
     )
 
@@ -97,6 +101,9 @@ class Node:
         self.locks = 0
         self.refs = 0
         self.last_access = 0.0
+        self.hits = 0
+        self.priority = 0
+        self.value: float | None = None
         self.above: Node | None = None
         self.below: Node | None = None
         self.expires: float | None = None

@@ -19,13 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from benchkit.results import Column, Goal, Result, add_json_option, console_for, emit
 from benchkit.runs import add_runs_options, read_runs, replay
-from benchkit.shown import count, mib, percent
+from benchkit.shown import count, mib, millis, percent
 
 from agentcache.engine.chat import ChatFormat
 from agentcache.engine.loader import load_model
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.transformers_backend import shape_of
 from agentcache.policy.eviction import POLICIES as POLICY_KEYS
+from agentcache.replay.results import percentile
 from agentcache.replayer import Replayer, ReplayOptions
 from agentcache.session.prompts import PromptBuilder
 
@@ -47,6 +48,8 @@ COLUMNS = (
     Column("hit rate", "hit_rate", percent),
     Column("ideal", "ideal_hit_rate", percent),
     Column("FLOPs saved", "flops_saved", percent),
+    Column("TTFT p50", "ttft_p50_s", millis),
+    Column("TTFT p95", "ttft_p95_s", millis),
 )
 
 
@@ -164,6 +167,8 @@ def _row(result: ReplayResult, share: float, budget: int, seconds: float) -> dic
         "hit_rate": result.tokens.hit_rate,
         "ideal_hit_rate": result.ideal_hit_rate,
         "flops_saved": result.flops_saved,
+        "ttft_p50_s": percentile(result.ttft_s, 50) or 0.0,
+        "ttft_p95_s": percentile(result.ttft_s, 95) or 0.0,
         "seconds": seconds,
     }
 

@@ -299,7 +299,7 @@ def _metadata(call: Call, visit: Visit, turn: Turn) -> dict[str, Any]:
     if turn.malformed_calls:
         place["malformed_calls"] = list(turn.malformed_calls)
     if miss is not None:
-        place["miss"] = " ".join(str(miss).split())
+        place["miss"] = miss.summary
     out = {
         "model_name": call.model_name,
         "model_provider": "agentcache",

@@ -54,19 +54,35 @@ def openai_messages(
     the message. Raises InvalidRequest, naming the message, for images and any other block that is
     no text, for a role that cannot be read, and for a tool's result that no earlier call asked for.
     """
-    asked = {call["id"] for read in known for call in read.get("tool_calls", ())}
-    out = [*known]
+    out, asked = [*known], _Asked()
     for index in range(len(known), len(messages)):
         read = _read(messages[index], index)
-        if read["role"] == "assistant":
-            asked.update(call["id"] for call in read.get("tool_calls", ()))
-        elif read["role"] == "tool" and read["tool_call_id"] not in asked:
+        if read["role"] == "tool" and not asked.knows(read["tool_call_id"], out):
             raise InvalidRequest(
                 f"message {index} (tool) answers the call {read['tool_call_id']!r}, which no "
                 "message before it makes; keep the reply with the call in the list"
             )
         out.append(read)
     return out
+
+
+class _Asked:
+    """Ids of the calls in a list that grows; looks no further back than it has to."""
+
+    def __init__(self) -> None:
+        self._ids: set[Any] = set()
+        self._num_read = 0
+
+    def knows(self, id: Any, messages: Sequence[dict[str, Any]]) -> bool:
+        """Whether a message makes the call."""
+        last = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
+        if last is not None and any(call["id"] == id for call in last.get("tool_calls", ())):
+            return True
+        for message in messages[self._num_read :]:
+            if message["role"] == "assistant":
+                self._ids.update(call["id"] for call in message.get("tool_calls", ()))
+        self._num_read = len(messages)
+        return id in self._ids
 
 
 def _read(message: BaseMessage, index: int) -> dict[str, Any]:

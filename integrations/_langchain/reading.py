@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from operator import eq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import (
     AIMessage,
@@ -32,7 +32,7 @@ from agentcache.integrations._langchain.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from langchain_core.messages import BaseMessage
 
@@ -47,8 +47,6 @@ equal types."""
 
 _MOST_TOOLS = 1024
 
-Fingerprint = tuple[Any, ...]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadList:
@@ -62,9 +60,9 @@ class ReadList:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """A list that was read: what each message was read from, and its digest."""
+    """A list that was read: what it was read from, and the digest of each message."""
 
-    prints: list[Fingerprint | None]
+    print: _Print
     values: list[int]
     read: ReadList
 
@@ -82,27 +80,26 @@ class MessageReader:
 
     def read(self, name: str | None, messages: Sequence[BaseMessage]) -> ReadList:
         """Read a list. Raises what `openai_messages` raises."""
-        prints = [_fingerprint(message) for message in messages]
+        print_ = _Print.of(messages)
         with self._lock:
             known = self._known.get(name)
-        same = 0 if known is None else _num_same(prints, known.prints)
+        same = 0 if known is None else print_.num_same(known.print)
         if known is None or not same:
             read = openai_messages(messages)
             values = [message_digest(message) for message in read]
             digests = digests_of_runs(read, values)
         else:
             # The last of them may be results of parallel calls, whose digests are put in order.
-            kept = known.read.messages[:same]
-            while kept and kept[-1]["role"] == "tool":
-                kept.pop()
+            first = same
+            while first and known.read.messages[first - 1]["role"] == "tool":
+                first -= 1
             read = openai_messages(messages, known.read.messages[:same])
             values = known.values[:same]
             values += [message_digest(message) for message in read[same:]]
-            first = len(kept)
             digests = known.read.digests[:first] + digests_of_runs(read[first:], values[first:])
         result = ReadList(read, digests, lead_len(read))
         with self._lock:
-            self._known[name] = _Known(prints, values, result)
+            self._known[name] = _Known(print_, values, result)
             self._known.move_to_end(name)
             while len(self._known) > self._most:
                 self._known.popitem(last=False)
@@ -116,45 +113,91 @@ class MessageReader:
                 self._known.pop(key, None)
 
 
-def _num_same(a: list[Fingerprint | None], b: list[Fingerprint | None]) -> int:
-    """How many leading messages are known to be the same."""
-    if None not in b and all(map(eq, a, b)):
-        return min(len(a), len(b))
-    pairs = enumerate(zip(a, b, strict=False))
-    differ = (i for i, (x, y) in pairs if x is None or x != y)
-    return next(differ, min(len(a), len(b)))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Print:
+    """All that a list of messages is read from, frozen, in columns: so long lists are compared by a
+    few steps that take no time for a single message.
+
+    rest: by place, of messages that hold more than a text; None where that cannot be told.
+    """
+
+    kinds: list[type]
+    contents: list[Any]
+    names: list[Any]
+    answered: list[Any]
+    rest: dict[int, bytes | None]
+
+    @classmethod
+    def of(cls, messages: Sequence[BaseMessage]) -> _Print:
+        kinds = [*map(type, messages)]
+        fields = [*map(vars, messages)]
+        contents = [each["content"] for each in fields]
+        places = [
+            i
+            for i, each in enumerate(fields)
+            if each["additional_kwargs"] or each.get("tool_calls") or each.get("invalid_tool_calls")
+        ]
+        if {*map(type, contents)} != {str} or not _KINDS.issuperset(kinds):
+            known = zip(kinds, contents, strict=True)
+            odd = [i for i, (k, c) in enumerate(known) if type(c) is not str or k not in _KINDS]
+            places = sorted({*places, *odd})
+            for place in odd:
+                contents[place] = None
+        return cls(
+            kinds,
+            contents,
+            [each["name"] for each in fields],
+            [each.get("tool_call_id") for each in fields],
+            {place: _frozen(kinds[place], fields[place]) for place in places},
+        )
+
+    def num_same(self, other: _Print) -> int:
+        """How many leading messages are known to be the same."""
+        num = min(
+            _num_equal(self.kinds, other.kinds),
+            _num_equal(self.contents, other.contents),
+            _num_equal(self.names, other.names),
+            _num_equal(self.answered, other.answered),
+        )
+        for place in sorted(self.rest.keys() | other.rest.keys()):
+            if place >= num:
+                break
+            own = self.rest.get(place)
+            if own is None or own != other.rest.get(place):
+                return place
+        return num
 
 
-def _fingerprint(message: BaseMessage) -> Fingerprint | None:
-    """All that a message is read from, frozen; None where that cannot be told."""
-    kind = type(message)
+def _num_equal(a: list[Any], b: list[Any]) -> int:
+    """How many leading items are equal."""
+    size = min(len(a), len(b))
+    if a[:size] == b[:size]:
+        return size
+    return next(i for i, each in enumerate(map(eq, a, b)) if not each)
+
+
+def _frozen(kind: type, fields: dict[str, Any]) -> bytes | None:
+    """What a message says beside a plain text; None where that cannot be told."""
     if kind not in _KINDS:
         return None
-    fields = message.__dict__
     content, extra = fields["content"], fields["additional_kwargs"]
-    calls, bad = fields.get("tool_calls"), fields.get("invalid_tool_calls")
+    said = (
+        None if type(content) is str else content,
+        fields.get("tool_calls"),
+        fields.get("invalid_tool_calls"),
+        (extra.get("mark"), extra.get("reasoning_content")) if extra else None,
+    )
     try:
-        return (
-            kind,
-            content if type(content) is str else _frozen(content),
-            fields["name"],
-            fields.get("tool_call_id"),
-            _frozen((calls, bad)) if calls or bad else None,
-            _frozen((extra.get("mark"), extra.get("reasoning_content"))) if extra else None,
-        )
+        return marshal.dumps(said, _EXACT)
     except ValueError:  # a value that is no plain JSON
         return None
-
-
-def _frozen(value: Any) -> bytes:
-    return marshal.dumps(value, _EXACT)
 
 
 class ToolReader:
     """Schemas of tools in OpenAI form, made once for each tool. For any thread."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Fingerprint, dict[str, Any]]] = {}
+        self._known: dict[int, tuple[tuple[Any, ...], Callable[[], dict[str, Any]]]] = {}
 
     def schema(self, tool: Any) -> dict[str, Any]:
         """A tool's schema, the caller's own. Raises what LangChain raises for what is no tool."""
@@ -164,11 +207,20 @@ class ToolReader:
         told = (tool.name, tool.description)
         known = self._known.get(id(tool))
         if known is None or known[0][:2] != told or not _are(known[0][2:], parts):
-            known = ((*told, *parts), convert_to_openai_tool(tool))
+            known = ((*told, *parts), _copier(convert_to_openai_tool(tool)))
             if len(self._known) >= _MOST_TOOLS:
                 self._known.clear()
             self._known[id(tool)] = known
-        return copy.deepcopy(known[1])
+        return known[1]()
+
+
+def _copier(schema: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """What gives a copy of a schema each time."""
+    try:
+        written = marshal.dumps(schema)
+    except ValueError:  # a value that is no plain JSON
+        return lambda: copy.deepcopy(schema)
+    return lambda: cast("dict[str, Any]", marshal.loads(written))
 
 
 def _are(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -193,9 +193,12 @@ def test_an_agent_computes_what_is_new_and_its_overhead_is_told(run):
         *("--turns=1", "--short=200", "--long=400", "--messages=12", "--repetitions=2"),
     )
 
-    check(result, "bench/agents/langgraph", num_rows=3)
-    turns, short, long = result["rows"]
+    check(result, "bench/agents/langgraph", num_rows=5)
+    turns, *dropped, short, long = result["rows"]
     assert turns["computed_tokens"] <= 1.01 * turns["new_tokens"]
+    assert all(
+        row["computed_tokens"] <= row["new_tokens"] + row["repeated_tokens"] for row in dropped
+    )
     assert long["history_tokens"] > short["history_tokens"]
-    assert all(row["overhead_s"] > 0 for row in result["rows"])
+    assert all(row["overhead_s"] > row["floor_s"] > 0 for row in (short, long))
     assert status == int(not all(goals(result).values()))  # a matter of time: either is right

@@ -321,3 +321,12 @@ def test_streaming_decodes_each_id_a_fixed_number_of_times(inner):
     ids = [*unfinished, *range(inner.vocab_size)] * 10
     streamed(counting, ids)
     assert counting.decoded <= 40 * len(ids)
+
+
+def test_an_id_alone_is_one_array_that_nobody_can_change() -> None:
+    tokenizer = Tokenizer(byte_level())
+    alone = tokenizer.alone(7)
+    assert alone.tolist() == [7]
+    assert alone is tokenizer.alone(7)
+    with pytest.raises(ValueError, match="read-only"):
+        alone[0] = 8

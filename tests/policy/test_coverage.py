@@ -9,7 +9,8 @@ import pytest
 from testkit.helpers import Forest, ids
 
 from agentcache.policy.coverage import above, is_checkpoint, link, spacing, unlink
-from agentcache.policy.eviction import EvictionOrder, make_policy
+from agentcache.policy.eviction import make_policy
+from agentcache.policy.ranked import EvictionOrder
 from agentcache.tree.node import Node, Residency
 from agentcache.types import Kind
 

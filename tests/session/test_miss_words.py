@@ -30,7 +30,10 @@ def user(text: str) -> dict[str, str]:
 
 def words(**changes: Any) -> str:
     """A report in words, on one line."""
-    return str(replace(REPORT, **changes)).replace("\n", " ")
+    report = replace(REPORT, **changes)
+    assert report.summary.split() == str(report).split()
+    assert "\n" not in report.summary
+    return report.summary
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,14 @@ def _requests(
         except AgentCacheError as error:
             raise _refused(chat.place, error) from error
         requests.append(
-            SimRequest(session, at, encoded.ids, encoded.prompt_len, marks=encoded.marks)
+            SimRequest(
+                session,
+                at,
+                encoded.ids,
+                encoded.prompt_len,
+                marks=encoded.marks,
+                passing=encoded.passing,
+            )
         )
         at += (len(encoded.ids) - encoded.prompt_len) / _TOKENS_PER_S
         at += random.lognormal(np.log(_PAUSE_MEDIAN_S), _PAUSE_SIGMA)

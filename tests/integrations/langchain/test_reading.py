@@ -51,6 +51,7 @@ def check(reader: MessageReader, messages: Sequence[BaseMessage]) -> None:
 
 CHANGES: dict[str, Callable[[list[Any]], Any]] = {
     "content": lambda m: setattr(m[1], "content", "product"),
+    "text to blocks": lambda m: setattr(m[1], "content", [{"type": "text", "text": "product"}]),
     "block": lambda m: m[0].content[0].update(text="no rules"),
     "cache mark": lambda m: m[0].content[0].update(cache_control={"type": "ephemeral"}),
     "argument": lambda m: m[2].tool_calls[0]["args"].update(a=7),

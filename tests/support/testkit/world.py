@@ -255,8 +255,9 @@ class World:
 
     def _check_plan(self, flight: Flight, lease: Lease, length: int, known_len: int) -> None:
         wanted = {*flight.ask["structural"], *flight.ask["passing"]}
-        if known_len - lease.boundary >= self.layout.min_gain:
-            wanted.add(known_len)
+        branch = min(known_len, length - 1)
+        if branch - lease.boundary >= self.layout.min_gain:
+            wanted.add(branch)
         assert lease.plan == tuple(sorted(p for p in wanted if lease.boundary < p < length))
 
     def step(self, flight: int, num: int) -> None:

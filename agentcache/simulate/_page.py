@@ -1,0 +1,67 @@
+"""The report's page as a Jinja template: no script, no request, one file."""
+
+from __future__ import annotations
+
+from agentcache.replay.drawing import PAGE_STYLE
+
+__all__ = ["TEMPLATE"]
+
+TEMPLATE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>Simulation of {{ title }}</title>
+"""
+
+TEMPLATE += PAGE_STYLE
+
+TEMPLATE += """\
+</head>
+<body>
+<main>
+<h1>Simulation of {{ title }}</h1>
+<p class="soft">{{ subtitle }}</p>
+{% for trace in traces %}
+<h2>{{ trace.name }}</h2>
+<p class="soft">{{ trace.facts }}</p>
+{% for figure in trace.figures %}
+<section>
+<h2>{{ figure.title }}</h2>
+<p class="soft">{{ figure.caption }}</p>
+<figure>{{ figure.svg }}</figure>
+</section>
+{% endfor %}
+<section>
+<h2>Runs</h2>
+<div class="scroll"><table>
+<thead><tr><th class="text">policy</th><th class="text">admission</th><th>hints</th>
+<th>budget</th><th>hit rate</th><th>FLOPs saved</th><th>computed p50</th><th>p95</th>
+<th>peak</th><th>evictions</th><th>states reused</th><th>KV reused</th><th>policy CPU</th></tr>
+</thead>
+<tbody>
+{% for row in trace.rows %}
+<tr><td class="text">{{ row.policy }}</td><td class="text">{{ row.admission }}</td>
+<td>{{ row.hints }}</td>
+{% for cell in row.cells %}
+<td>{{ cell }}</td>
+{% endfor %}
+</tr>
+{% endfor %}
+</tbody></table></div>
+</section>
+{% endfor %}
+{% if notes %}
+<section>
+<h2>Left out</h2>
+<ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
+</section>
+{% endif %}
+</main>
+</body>
+</html>
+"""
