@@ -323,7 +323,8 @@ class HybridCache:
             notes=lease.notes,
             at=self._clock.now(),
         )
-        more = self.policy.arrives(arrival)
+        asked = self.policy.arrives(arrival)
+        more = [at for at in asked if at - lease.boundary >= self._min_gain]
         if more and self.admission.heeds_callers:
             lease.plan = tuple(sorted({*lease.plan, *more}))
 
@@ -446,6 +447,7 @@ class HybridCache:
         """Count the new holder of shared pages, and tell listeners."""
         upper, lower = split.upper, split.lower
         upper.hits, upper.priority = lower.hits, lower.priority
+        self.memory.push(lower)  # less hangs on it now
         self.memory.share(split)
         if self.memory.is_heard(lower):
             self.events.emit(Event("split", key=lower.id, parent=upper.id, boundary=upper.end))

@@ -158,12 +158,11 @@ def _gittins(hazard: Floats, widths: Floats) -> Floats:
     Within an age the hazard is constant, so that with its integral H from the age in question on,
     the chance of a use is 1 - exp(-H), and the expected time adds up from ages of exp(-H) dt.
     """
-    total = np.cumsum(hazard * widths, axis=1)
-    before = np.concatenate([np.zeros((len(hazard), 1)), total[:, :-1]], axis=1)
     index = np.empty_like(hazard)
     for age in range(len(widths)):
-        start = before[:, age : age + 1]
-        alive, left = np.exp(start - before[:, age:]), np.exp(start - total[:, age:])
-        seconds = np.cumsum((alive - left) / hazard[:, age:], axis=1)
-        index[:, age] = ((1 - left) / seconds).max(axis=1)
+        risk = hazard[:, age:] * widths[age:]
+        total = np.cumsum(risk, axis=1)
+        inside = np.exp(risk - total) * -np.expm1(-risk)
+        seconds = np.cumsum(inside / hazard[:, age:], axis=1)
+        index[:, age] = (-np.expm1(-total) / seconds).max(axis=1)
     return index

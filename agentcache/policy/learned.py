@@ -71,13 +71,13 @@ class Learned(ScoredPolicy):
     which does better where times between uses are spread over everything, as in chats of people.
     """
 
-    fields = ("saved", "bytes", "row")
+    fields = ("saved", "bytes", "row", "ticket")
     wants_boundaries = True
 
     def __init__(self, costs: Costs, history: History | None = None, *, tilt: float = 1.0) -> None:
         self._costs = costs
         self.tilt = tilt
-        self._history = history or History()
+        self._history = History() if history is None else history
         self._times = ReturnTimes(_NUM_CLASSES, (_NUM_TURNS, _NUM_SIZES))
         self._shares = ReturnTimes(1, starts=SHARES)
         self._trust = 0.0
@@ -224,17 +224,19 @@ class Learned(ScoredPolicy):
 
     def fill(self, node: Node, now: float) -> Sequence[float]:
         boundary = self._known.get(node)
-        row = -1
+        row = ticket = -1
         if boundary is not None and (is_checkpoint(node) or node.is_leaf):
             self._move(boundary, now)
-            row = boundary.row
-        return saved_flops(node, self._costs), freed_bytes(node, self._costs), row
+            row, ticket = boundary.row, int(self._rows.ticket[boundary.row])
+        return saved_flops(node, self._costs), freed_bytes(node, self._costs), row, ticket
 
     def scores(self, columns: Mapping[str, Floats], now: float) -> Floats:
         if self._num_arrivals >= self._learn_at:
             self._learn(now)
         rows = columns["row"].astype(np.int64)
-        rate = np.where(rows < 0, _UNKNOWN, self._rate(np.maximum(rows, 0), now))
+        known = np.maximum(rows, 0)
+        is_known = (rows >= 0) & (self._rows.ticket[known] == columns["ticket"])
+        rate = np.where(is_known, self._rate(known, now), _UNKNOWN)
         worth: Floats = rate * columns["saved"] / np.maximum(columns["bytes"], 1)
         return worth
 
@@ -285,6 +287,7 @@ class _Rows:
         self.gaps: Floats = np.zeros(_FIRST_ROWS)
         self.gap_s: Floats = np.zeros(_FIRST_ROWS)
         self.expected: Floats = np.zeros(_FIRST_ROWS)
+        self.ticket: Ints = np.zeros(_FIRST_ROWS, dtype=np.int64)  # how often it was freed
 
     def write(self, boundary: Boundary, kind: int, group: int) -> None:
         row = boundary.row
@@ -296,6 +299,7 @@ class _Rows:
 
     def clear(self, row: int) -> None:
         self.kind[row], self.expected[row] = -1, 0.0
+        self.ticket[row] += 1
 
     def waiting(self, now: float) -> Waiting:
         rows = np.flatnonzero(self.kind >= 0)

@@ -157,10 +157,19 @@ class Simulator:
             finally:
                 if lease is not None:
                     self.cache.release(lease)
-                    if self.setup.hints and request.closes and request.session is not None:
-                        self.cache.over(request.session)
+                    if self.setup.hints:
+                        self._tell(request)
             self.cache.clear()
         return None
+
+    def _tell(self, request: SimRequest) -> None:
+        """What a session says when its turn is over."""
+        if request.session is None:
+            return
+        if request.closes:
+            self.cache.over(request.session)
+        elif request.expect_s is not None:
+            self._handles.expects(request.session, request.expect_s)
 
     def _acquire(self, request: SimRequest) -> Lease:
         prompt = request.ids[: request.prompt_len]

@@ -74,5 +74,3 @@ class Handles:
             self._cache.leave(ref)
             return
         self._tips[request.session] = _Tip(ref, request.ids)
-        if request.expect_s is not None:
-            self._cache.expect(request.expect_s, ref)

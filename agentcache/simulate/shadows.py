@@ -7,6 +7,7 @@ never waited for; a simulation does it at once, so that its result is the same e
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from time import thread_time
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Shadows", "Standings"]
 
+_log = logging.getLogger("agentcache")
+
 _FADING = 0.997
 _LEAD = 0.01
 _DOUBT = 1.0
@@ -45,7 +48,7 @@ class Standings:
 
     Each request counts by its prompt's tokens, and a little less with every one that comes after.
     The lead changes only where somebody is ahead by a hundredth of all tokens, and by more than
-    what the single requests differ by makes likely: two standard errors of the sum.
+    what the single requests differ by makes likely: a standard error of the sum.
 
     >>> standings = Standings(["a", "b"])
     >>> for _ in range(100):
@@ -103,6 +106,7 @@ class Shadows:
         self._standings = Standings(list(CANDIDATES))
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
         if in_background:
             self._thread = threading.Thread(
                 target=self._run, name="agentcache-shadows", daemon=True
@@ -114,6 +118,8 @@ class Shadows:
         return self._standings.leader
 
     def served(self, request: Served) -> None:
+        if self._closed:
+            return
         if self._thread is not None:
             if self._work.qsize() < _MOST_WAITING:
                 tokens = request.tokens.copy()
@@ -133,6 +139,7 @@ class Shadows:
             self._work.put(None)
             self._thread.join()
             self._thread = None
+            self._closed = True
 
     def _later(self, action: Callable[[_Shadow], None]) -> None:
         """Do something with each shadow when it is its turn."""
@@ -148,7 +155,10 @@ class Shadows:
 
     def _run(self) -> None:
         while (action := self._work.get()) is not None:
-            action()
+            try:
+                action()
+            except Exception:
+                _log.exception("a shadow cache failed; what it counted of this request is left out")
 
     def _serve(self, request: Served, tokens: IntArray) -> None:
         begin = thread_time()

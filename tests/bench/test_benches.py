@@ -196,9 +196,9 @@ def test_an_agent_computes_what_is_new_and_its_overhead_is_told(run):
     check(result, "bench/agents/langgraph", num_rows=5)
     turns, *dropped, short, long = result["rows"]
     assert turns["computed_tokens"] <= 1.01 * turns["new_tokens"]
-    assert all(
-        row["computed_tokens"] <= row["new_tokens"] + row["repeated_tokens"] for row in dropped
-    )
+    for row in dropped:  # each call computes a token at least, and its reply header
+        spare = 8 * row["calls"]
+        assert row["computed_tokens"] <= row["new_tokens"] + row["repeated_tokens"] + spare
     assert long["history_tokens"] > short["history_tokens"]
     assert all(row["overhead_s"] > row["floor_s"] > 0 for row in (short, long))
     assert status == int(not all(goals(result).values()))  # a matter of time: either is right

@@ -1,0 +1,286 @@
+"""What the learned order lets go of first, on caches over pools that only count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from testkit.helpers import NAMESPACE, Agent, check, ids, rules_of, run
+
+from agentcache.cache import HybridCache
+from agentcache.clock import ManualClock
+from agentcache.metrics import Metrics
+from agentcache.policy.base import Costs
+from agentcache.policy.cost import FlopsModel
+from agentcache.policy.history import History
+from agentcache.policy.learned import Learned
+from agentcache.policy.scored import ScoredOrder
+from agentcache.pools.base import Counting, RowAllocator
+from agentcache.pools.pages import PageAllocator
+from agentcache.tree.radix_tree import RadixTree
+from agentcache.types import Kind
+
+if TYPE_CHECKING:
+    from agentcache.tree.node import Node
+
+COSTS = Costs(FlopsModel(10.0, ((None, 2.0),)), token_bytes=4, checkpoint_bytes=32)
+
+
+def make(num_pages: int = 4096) -> tuple[HybridCache, Learned]:
+    policy = Learned(COSTS)
+    pools = Counting(PageAllocator(num_pages), RowAllocator(4), 2)
+    cache = HybridCache(RadixTree(rules_of(4)), pools, policy, ManualClock(), Metrics())
+    return cache, policy
+
+
+def wait(cache: HybridCache, seconds: float) -> None:
+    clock = cache._clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(seconds)
+
+
+class Words:
+    """Tokens that nobody has had before."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __call__(self, count: int):
+        self._next += count
+        return ids(*range(self._next - count, self._next))
+
+
+def in_tree(node: Node) -> bool:
+    return not node.generation and Kind.STATE in node.data
+
+
+def train(cache: HybridCache, words: Words, rounds: int = 30) -> None:
+    """Agents that take four turns, two seconds apart, and close; an entry leaves after each."""
+    for _ in range(rounds):
+        agent = Agent(cache)
+        for _ in range(4):
+            agent.turn(words(12), words(4))
+            wait(cache, 1.0)
+        agent.close()
+        cache.evict_one()
+
+
+def test_dead_tails_leave_before_live_tips_that_are_older():
+    cache, _ = make()
+    words = Words()
+    train(cache, words)
+    live, dead = [Agent(cache) for _ in range(3)], [Agent(cache) for _ in range(3)]
+    for group in (live, dead):
+        for _ in range(3):
+            for agent in group:
+                agent.turn(words(12), words(4))
+    for agent in dead:
+        agent.close()
+    tails = [agent.frontier for agent in dead]
+    while any(in_tree(tail) for tail in tails):
+        assert cache.evict_one()
+    assert all(in_tree(agent.frontier) for agent in live)
+    check(cache)
+
+
+def test_what_its_own_session_has_passed_leaves_before_its_tip():
+    cache, _ = make()
+    words = Words()
+    train(cache, words)
+    agent, passed = Agent(cache), []
+    for _ in range(3):
+        agent.turn(words(12), words(4))
+        passed.append(agent.frontier)
+    tip = passed.pop()
+    while any(in_tree(node) for node in passed):
+        assert cache.evict_one()
+    assert in_tree(tip)
+
+
+def document(cache: HybridCache, words: Words, head) -> tuple[int, ...]:
+    """One more prompt about a document; where checkpoints were planned."""
+    return run(cache, np.concatenate([head, words(8)])).plan
+
+
+def test_a_branch_point_is_planned_again_after_its_data_has_left():
+    cache, _ = make()
+    words = Words()
+    head = words(40)
+    assert document(cache, words, head) == ()
+    assert document(cache, words, head) == (40,)
+    cache.clear()
+    assert cache.pools.pages.num_used == 0
+    assert document(cache, words, head) == (40,)
+
+
+def test_a_branch_point_that_was_seen_once_is_known_when_its_only_prompt_has_left():
+    cache, _ = make()
+    words = Words()
+    head = words(40)
+    document(cache, words, head)
+    cache.clear()
+    assert document(cache, words, head) == (40,)
+    assert document(cache, words, words(40)) == ()
+
+
+def test_a_remembered_branch_point_below_the_price_of_memory_is_not_planned():
+    cache, policy = make()
+    words = Words()
+    head = words(40)
+    train(cache, words)
+    document(cache, words, head)
+    cache.clear()
+    policy.taken(cache.tree.root(NAMESPACE), 1e30, 0.0)  # what leaves is worth a fortune
+    assert document(cache, words, head) == ()
+
+
+def test_a_remembered_branch_point_is_planned_while_memory_costs_nothing():
+    cache, policy = make()
+    words = Words()
+    head = words(40)
+    train(cache, words)
+    document(cache, words, head)
+    cache.clear()
+    for _ in range(500):
+        policy.taken(cache.tree.root(NAMESPACE), 1e-30, 0.0)
+    assert document(cache, words, head) == (40,)
+
+
+def test_namespaces_share_no_memory():
+    cache, _ = make()
+    words = Words()
+    head = words(40)
+    document(cache, words, head)
+    cache.clear()
+    prompt = np.concatenate([head, words(8)])
+    assert run(cache, prompt, namespace=b"others").plan == ()
+    assert run(cache, prompt).plan == (40,)
+
+
+def check_rows(policy: Learned) -> None:
+    """Rows, boundaries and nodes of the cache belong together one by one."""
+    remembered = policy._history._at
+    for node, boundary in policy._known.items():
+        assert boundary.live is node
+        assert remembered[boundary.node] is boundary
+    rows = [boundary.row for boundary in remembered.values()]
+    assert sorted(rows) == np.flatnonzero(policy._rows.kind >= 0).tolist()
+    for boundary in remembered.values():
+        at, table = boundary.row, policy._rows
+        assert (table.used_at[at], table.uses[at]) == (boundary.used_at, boundary.uses)
+        if boundary.live is not None:
+            assert policy._known.get(boundary.live, boundary) is boundary
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_never_mix_however_much_is_forgotten(seed):
+    rng = np.random.default_rng(seed)
+    cache, policy = make(96)
+    policy._history = History(max_tokens=300, max_boundaries=12)
+    agents: list[Agent] = []
+    heads = [rng.integers(0, 9, 12).astype(np.int32) for _ in range(3)]
+    for _ in range(150):
+        action = rng.random()
+        if action < 0.2 or not agents:
+            agents.append(Agent(cache, bytes([rng.integers(2)])))
+            agents[-1].tokens = heads[rng.integers(3)]
+        agent = agents[rng.integers(len(agents))]
+        if len(agent.tokens) > 80 or action > 0.9:
+            agents.remove(agent)
+            agent.close()
+        elif action < 0.25:
+            agents.append(agent.fork())
+        else:
+            new = rng.integers(0, 9, rng.integers(1, 12)).astype(np.int32)
+            agent.turn(new, new[:3], structural=(12,), passing=(len(agent.tokens) + len(new) - 1,))
+            if agent.ref is not None and rng.random() < 0.3:
+                cache.expect(float(rng.uniform(0.1, 9)), agent.ref)
+        if rng.random() < 0.2:
+            cache.evict_one()
+        check_rows(policy)
+        check(cache)
+    assert len(policy._history) <= 12
+    cache.clear()
+    assert cache.pools.pages.num_used == 0
+
+
+def test_a_history_that_is_given_is_the_one_that_learns():
+    history = History(max_boundaries=3)
+    assert Learned(COSTS, history)._history is history
+
+
+def test_no_entry_is_scored_by_the_row_of_another_after_its_own_was_forgotten():
+    """The scores by the order's columns are those of entries looked up anew."""
+    cache, policy = make()
+    policy._history = History(max_boundaries=40)
+    words = Words()
+    for _ in range(40):
+        run(cache, words(20))
+    cache.evict_one()  # all are in the order's table now
+    for _ in range(60):
+        run(cache, words(20))
+    cache.evict_one()
+    order, now = cache.memory._order, cache._clock.now()
+    assert isinstance(order, ScoredOrder)
+    rows = order._table.rows()
+    held = {name: column[rows] for name, column in order._table.columns.items()}
+    fresh = np.array([policy.fill(order._table.node(row), now) for row in rows.tolist()]).T
+    anew = dict(zip(policy.fields, fresh, strict=True))
+    assert policy.scores(held, now) == pytest.approx(policy.scores(anew, now))
+
+
+def take_turns(cache: HybridCache, words: Words, rng, *, honest: bool) -> None:
+    """Agents that stay away for very different times, and say how long: as it is, or any time."""
+    for _ in range(40):
+        agent = Agent(cache)
+        for _ in range(4):
+            agent.turn(words(12), words(4))
+            away, other = np.exp(rng.uniform(0, 7, 2))
+            assert agent.ref is not None
+            cache.expect(float(away + 1 if honest else other), agent.ref)  # a turn takes 1 s
+            wait(cache, float(away))
+        agent.close()
+        cache.evict_one()
+
+
+def test_of_tips_whose_sessions_keep_their_word_the_one_due_first_stays():
+    cache, policy = make()
+    words = Words()
+    take_turns(cache, words, np.random.default_rng(1), honest=True)
+    assert policy._trust > 0
+    late, soon = Agent(cache), Agent(cache)
+    for _ in range(3):
+        late.turn(words(12), words(4))
+        soon.turn(words(12), words(4))
+    cache.expect(3.0, soon.ref)
+    cache.expect(900.0, late.ref)
+    while in_tree(late.frontier):
+        assert cache.evict_one()
+    assert in_tree(soon.frontier)
+
+
+def test_announcements_that_say_nothing_are_not_trusted():
+    cache, policy = make()
+    take_turns(cache, Words(), np.random.default_rng(1), honest=False)
+    assert policy._trust < 0
+
+
+def test_a_tilt_below_one_leans_to_what_was_used_last():
+    """Two dead tails of one class that differ in age alone."""
+    leads = []
+    for tilt in (1.0, 0.5):
+        cache, policy = make()
+        policy.tilt = tilt
+        words = Words()
+        train(cache, words, rounds=5)
+        old = run(cache, words(20)).frontier
+        wait(cache, 1000.0)
+        new = run(cache, words(20)).frontier
+        now = cache._clock.now()
+        values = np.array([policy.fill(node, now) for node in (old, new)]).T
+        columns = dict(zip(policy.fields, values, strict=True))
+        columns.update(saved=np.full(2, 1e6), bytes=np.full(2, 100.0))
+        scores = policy.scores(columns, now)
+        leads.append(scores[1] / scores[0])
+    assert leads[1] > 2 * leads[0]
