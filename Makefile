@@ -14,7 +14,7 @@ STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt set
 
 .DEFAULT_GOAL := help
 .PHONY: help install format check test test-slow test-real test-gpu replay bench bench-replay bench-turns bench-bookkeeping \
-	bench-policy bench-runtime bench-kernels \
+	bench-policy bench-simulate bench-agents bench-runtime bench-kernels \
 	examples docs changelog clean
 
 help: ## Show this list
@@ -80,6 +80,11 @@ bench-bookkeeping: $(STAMP) ## What tree and sessions cost a turn, from 1K to 20
 
 bench-policy: $(STAMP) ## Interleaved runs at a tenth of the need, with session references and without
 	$(BIN)/python -P bench/policy/interleaved.py $(ARGS)
+
+bench-simulate: $(STAMP) ## Policies over traces, without a model: reference figures, bounds, the experiments of docs/simulate.md
+	$(BIN)/python -P bench/policy/simulate.py $(ARGS)
+	for experiment in alpha admission shape blocks document; do \
+		$(BIN)/python -P bench/policy/experiments.py $$experiment || exit; done
 
 bench-runtime: $(STAMP) ## Sessions that share a system prompt, against one kept cache object per session
 	$(BIN)/python -P bench/runtime/sessions.py $(ARGS)

@@ -134,7 +134,11 @@ def test_unusual_runs_replay_with_equal_answers(name: str, tmp_path: Path) -> No
         (["--budget=0"], 2, "positive"),
         (["--budget=-5%"], 2, "share"),
         (["--budget=1KiB"], 2, "smallest workable budget"),
-        (["--policy=magic"], 2, "known policies: auto, lru, session-lru"),
+        (
+            ["--policy=magic"],
+            2,
+            "known policies: auto, gdsf, lfu, lru, marconi, priority, session-lru, slru",
+        ),
         (["--model=no/such-model"], 2, "tiny-hybrid"),
         (["--concurrency=0"], 2, "at least 1"),
         (["--limit=0"], 2, "at least 1"),

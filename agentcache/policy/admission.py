@@ -109,8 +109,8 @@ def make_admission(name: str) -> Admission:
     """An admission policy by its name: "structural", "marconi", "every-block", and the last with
     the tokens of a block behind a colon. Raises ConfigError.
 
-    >>> make_admission("every-block:16").plan
-    <bound method EveryBlock.plan of ...>
+    >>> make_admission("every-block:16").decoded(10, 50)
+    range(16, 50, 16)
     """
     kind, block_len = split_admission(name)
     make = _MAKERS[kind]

@@ -243,7 +243,7 @@ class Learned(ScoredPolicy):
     def _learn(self, now: float) -> None:
         self._times.learn(self._rows.waiting(now))
         self._shares.learn(self._rows.expecting(now))
-        self._learn_at = self._num_arrivals + min(128, max(8, self._num_arrivals // 8))
+        self._learn_at = self._num_arrivals + min(512, max(8, self._num_arrivals // 8))
 
     def _rate(self, rows: Ints, now: float) -> Floats:
         """Uses per second that the boundaries are worth keeping for."""

@@ -107,11 +107,7 @@ class Shadows:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        if in_background:
-            self._thread = threading.Thread(
-                target=self._run, name="agentcache-shadows", daemon=True
-            )
-            self._thread.start()
+        self._in_background = in_background
 
     @property
     def leader(self) -> str:
@@ -120,7 +116,8 @@ class Shadows:
     def served(self, request: Served) -> None:
         if self._closed:
             return
-        if self._thread is not None:
+        if self._in_background:
+            self._start()
             if self._work.qsize() < _MOST_WAITING:
                 tokens = request.tokens.copy()
                 self._work.put(lambda: self._serve(request, tokens))
@@ -139,7 +136,7 @@ class Shadows:
             self._work.put(None)
             self._thread.join()
             self._thread = None
-            self._closed = True
+        self._closed = True
 
     def _later(self, action: Callable[[_Shadow], None]) -> None:
         """Do something with each shadow when it is its turn."""
@@ -148,10 +145,17 @@ class Shadows:
             for shadow in self._caches:
                 action(shadow)
 
-        if self._thread is not None:
+        if self._in_background:
             self._work.put(for_each)
         else:
             for_each()
+
+    def _start(self) -> None:
+        """Start the thread, with the first request."""
+        if self._thread is None:
+            name = "agentcache-shadows"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         while (action := self._work.get()) is not None:
