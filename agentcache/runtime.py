@@ -134,6 +134,9 @@ class Runtime:
         given = self.config.budget_bytes
         self._budget = free_bytes(model) // 2 if given is None else given
         self._pools = _make_pools(backend, self.config, self._budget, poison)
+        self.recorder: Recorder | None = None
+        if store is not None:
+            self.recorder = _record(store, _name_of(model), self._fingerprint)
         self._shadows: Shadows | None = None
         if self.config.policy == "auto":
             self._shadows = _make_shadows(backend, self.config, self._pools)
@@ -150,9 +153,6 @@ class Runtime:
             admission=admission,
         )
         self.marks: Marks = self._cache
-        self.recorder: Recorder | None = None
-        if store is not None:
-            self.recorder = _record(store, _name_of(model), self._fingerprint)
         self._engine = Engine(
             backend,
             self._pools,

@@ -107,7 +107,10 @@ class Shadows:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._in_background = in_background
+        if in_background:
+            name = "agentcache-shadows"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
 
     @property
     def leader(self) -> str:
@@ -116,8 +119,7 @@ class Shadows:
     def served(self, request: Served) -> None:
         if self._closed:
             return
-        if self._in_background:
-            self._start()
+        if self._thread is not None:
             if self._work.qsize() < _MOST_WAITING:
                 tokens = request.tokens.copy()
                 self._work.put(lambda: self._serve(request, tokens))
@@ -145,17 +147,10 @@ class Shadows:
             for shadow in self._caches:
                 action(shadow)
 
-        if self._in_background:
+        if self._thread is not None:
             self._work.put(for_each)
         else:
             for_each()
-
-    def _start(self) -> None:
-        """Start the thread, with the first request."""
-        if self._thread is None:
-            name = "agentcache-shadows"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
 
     def _run(self) -> None:
         while (action := self._work.get()) is not None:
