@@ -45,6 +45,10 @@ class Contest(Protocol):
         """A request is over."""
         ...
 
+    def evicted(self) -> None:
+        """An entry has left. Until the first has, all candidates keep the same."""
+        ...
+
     def over(self, session: str) -> None:
         """A session is over."""
         ...
@@ -78,7 +82,8 @@ class Auto(Policy):
 
     def order(self, num_pages: int) -> Order:
         self._num_pages = num_pages
-        self._order = _Switching(self._learned.order(num_pages))
+        evicted = None if self._contest is None else self._contest.evicted
+        self._order = _Switching(self._learned.order(num_pages), evicted)
         return self._order
 
     def arrives(self, arrival: Arrival) -> tuple[int, ...]:
@@ -122,8 +127,9 @@ class Auto(Policy):
 class _Switching:
     """Another order, which may be replaced: the new one gets all entries."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, evicted: Callable[[], None] | None) -> None:
         self._order = order
+        self._evicted = evicted
         self._nodes: dict[Node, None] = {}
         self._shelved: dict[Node, None] = {}
 
@@ -141,6 +147,8 @@ class _Switching:
         node = self._order.pop(now)
         if node is not None:
             self._nodes.pop(node, None)
+            if self._evicted is not None:
+                self._evicted()
         return node
 
     def shelve(self, node: Node, now: float) -> None:

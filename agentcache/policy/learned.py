@@ -154,8 +154,8 @@ class Learned(ScoredPolicy):
                 self._known.pop(boundary.live, None)
             boundary.live = filed.node
             self._known[filed.node] = boundary
-        self._rows.expected[boundary.row : boundary.row + 1] = 0.0
         self._note(boundary, _class_of(boundary, self._standing(boundary)))
+        self._rows.expected[boundary.row] = 0.0
         self._forget(filed.at)
 
     def stands(self, node: Node, now: float) -> None:

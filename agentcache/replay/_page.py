@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from agentcache.replay.drawing import PAGE_STYLE
+from agentcache.replay.drawing import page_head
 
 __all__ = ["TEMPLATE"]
 
-TEMPLATE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
-<title>Replay on {{ model }}</title>
-"""
-
-TEMPLATE += PAGE_STYLE
+TEMPLATE = page_head("Replay on {{ model }}")
 
 TEMPLATE += """\
-</head>
-<body>
-<main>
-<h1>Replay on {{ model }}</h1>
 <p class="soft">{{ subtitle }}</p>
 {% if stopped_early is not none %}
 <p class="note"><strong>Stopped early:</strong> {{ stopped_early }}</p>

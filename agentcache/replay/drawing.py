@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["INK", "LINES", "PAGE_STYLE", "figure", "legend_above", "page_svg"]
+__all__ = ["INK", "LINES", "figure", "legend_above", "page_head", "page_svg"]
 
 LINES = ("#1c6fb8", "#2f9e44", "#9c36b5", "#e8890c", "#0c8599", "#c2255c")
 _GRID, INK = "#e5e8eb", "#343a40"
@@ -90,7 +90,7 @@ def page_svg(out: io.StringIO, name: str, label: str) -> str:
     return drawing.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
-PAGE_STYLE = """\
+_PAGE_STYLE = """\
 <style>
 :root { color-scheme: light; --ink: #212529; --soft: #5c6670; --line: #e3e7eb; --good: #2b8a3e;
  --bad: #c92a2a; --accent: #1c6fb8; }
@@ -135,4 +135,26 @@ code { font: 12.5px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, monospace; bac
 @media print { body { background: #fff; } section, .card { break-inside: avoid; }
  .scroll { max-height: none; } }
 </style>
+"""
+
+
+def page_head(title: str) -> str:
+    """A page's beginning, up to its first heading; it may load nothing and run no script.
+
+    title: may hold template expressions.
+    """
+    return f"""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+{_PAGE_STYLE}</head>
+<body>
+<main>
+<h1>{title}</h1>
 """

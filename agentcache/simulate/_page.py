@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from agentcache.replay.drawing import PAGE_STYLE
+from agentcache.replay.drawing import page_head
 
 __all__ = ["TEMPLATE"]
 
-TEMPLATE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
-<title>Simulation of {{ title }}</title>
-"""
-
-TEMPLATE += PAGE_STYLE
+TEMPLATE = page_head("Simulation of {{ title }}")
 
 TEMPLATE += """\
-</head>
-<body>
-<main>
-<h1>Simulation of {{ title }}</h1>
 <p class="soft">{{ subtitle }}</p>
 {% for trace in traces %}
 <h2>{{ trace.name }}</h2>

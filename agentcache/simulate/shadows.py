@@ -2,7 +2,8 @@
 
 Each is a whole cache of the same size over pools that only count. Requests reach it when they are
 over, one after another. A runtime lets a thread of its own do that, which is always behind and
-never waited for; a simulation does it at once, so that its result is the same every time.
+never waited for, and which begins with the first eviction: until then all orders keep the same. A
+simulation does it at once, so that its result is the same every time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from dataclasses import replace
 from time import thread_time
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
     from agentcache.policy.base import Costs, Served
     from agentcache.tree.radix_tree import ReuseRule
-    from agentcache.types import IntArray
 
 __all__ = ["Shadows", "Standings"]
 
@@ -85,7 +86,7 @@ class Shadows:
 
     rules: makes the components of one tree. num_pages: of the arena; limit_pages: how many of them
     may be held between requests. seconds: CPU that all of it has taken. in_background: whether a
-    thread of its own does the work; `close` ends it.
+    thread of its own does the work, from the first eviction on; `close` ends it.
     """
 
     def __init__(
@@ -107,10 +108,7 @@ class Shadows:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        if in_background:
-            name = "agentcache-shadows"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
+        self._in_background = in_background
 
     @property
     def leader(self) -> str:
@@ -119,12 +117,18 @@ class Shadows:
     def served(self, request: Served) -> None:
         if self._closed:
             return
-        if self._thread is not None:
-            if self._work.qsize() < _MOST_WAITING:
-                tokens = request.tokens.copy()
-                self._work.put(lambda: self._serve(request, tokens))
-            return
-        self._serve(request, request.tokens)
+        if not self._in_background:
+            self._serve(request)
+        elif self._work.qsize() < _MOST_WAITING:
+            request = replace(request, tokens=request.tokens.copy())
+            self._work.put(lambda: self._serve(request))
+
+    def evicted(self) -> None:
+        """An entry has left the cache that is shadowed. The thread starts with the first."""
+        if self._in_background and self._thread is None and not self._closed:
+            name = "agentcache-shadows"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
 
     def over(self, session: str) -> None:
         self._later(lambda shadow: shadow.over(session))
@@ -147,10 +151,10 @@ class Shadows:
             for shadow in self._caches:
                 action(shadow)
 
-        if self._thread is not None:
-            self._work.put(for_each)
-        else:
+        if not self._in_background:
             for_each()
+        elif self._thread is not None or self._work.qsize() < _MOST_WAITING:
+            self._work.put(for_each)
 
     def _run(self) -> None:
         while (action := self._work.get()) is not None:
@@ -159,15 +163,16 @@ class Shadows:
             except Exception:
                 _log.exception("a shadow cache failed; what it counted of this request is left out")
 
-    def _serve(self, request: Served, tokens: IntArray) -> None:
+    def _serve(self, request: Served) -> None:
         begin = thread_time()
-        reused = [shadow.serve(request, tokens) for shadow in self._caches]
+        reused = [shadow.serve(request) for shadow in self._caches]
         self._standings.add(request.prompt_len, reused)
         self.seconds += thread_time() - begin
 
 
 _MOST_WAITING = 256
-"""Requests that may wait for the thread; further ones are left out, which is a sample as well."""
+"""What may wait for the thread, also before it starts; further requests are left out, which is a
+sample as well."""
 
 
 class _Shadow:
@@ -195,13 +200,13 @@ class _Shadow:
         )
         self._handles = Handles(self._cache)
 
-    def serve(self, served: Served, tokens: IntArray) -> int:
+    def serve(self, served: Served) -> int:
         """Tokens of the prompt that this cache would have reused."""
         self._clock.advance(max(0.0, served.at - self._clock.now()))
         request = SimRequest(
             served.session,
             served.at,
-            tokens,
+            served.tokens,
             served.prompt_len,
             marks=served.declared,
             passing=served.passing,

@@ -33,9 +33,13 @@ class Script:
     def __init__(self) -> None:
         self.leader = NAMES[0]
         self.told: list[tuple[object, ...]] = []
+        self.num_evicted = 0
 
     def served(self, request: Served) -> None:
         self.told.append(("served", request.session))
+
+    def evicted(self) -> None:
+        self.num_evicted += 1
 
     def over(self, session: str) -> None:
         self.told.append(("over", session))

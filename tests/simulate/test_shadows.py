@@ -199,6 +199,8 @@ def test_the_limit_holds_between_requests_and_what_does_not_fit_is_nobodys_gain(
 
 def test_a_thread_of_its_own_does_the_same_and_ends_when_it_is_closed():
     here, there = make(), make(in_background=True)
+    assert there._thread is None, "nothing has left yet"
+    there.evicted()
     thread = there._thread
     assert thread is not None
     notes = []
@@ -219,6 +221,34 @@ def test_a_thread_of_its_own_does_the_same_and_ends_when_it_is_closed():
     assert there.leader == here.leader
 
 
+def test_what_came_before_the_first_eviction_is_not_lost():
+    here, there = make(), make(in_background=True)
+    rows = []
+    for shadows in (here, there):
+        noted = shadows._standings = Noted()
+        rows.append(noted.rows)
+        for request in conversation(20):
+            shadows.served(request)
+    there.over("me")
+    here.over("me")
+    assert rows[1] == []
+    there.evicted()
+    there.close()
+    assert rows[0] == rows[1]
+
+
+def test_what_waits_for_an_eviction_that_never_comes_is_bounded_and_costs_no_thread():
+    shadows = make(in_background=True)
+    most = shadows_module._MOST_WAITING
+    for number in range(most):
+        shadows.served(served(1, 2, 3, at=float(number)))
+        shadows.over(f"session-{number}")
+    assert shadows._work.qsize() == most
+    shadows.close()
+    shadows.evicted()
+    assert shadows._thread is None
+
+
 def test_without_a_thread_closing_does_nothing():
     shadows = make()
     shadows.close()
@@ -229,6 +259,7 @@ def test_without_a_thread_closing_does_nothing():
 def test_tokens_may_change_after_they_were_handed_over():
     """The caller's array is its own again as soon as it was told."""
     shadows = make(in_background=True)
+    shadows.evicted()
     noted = shadows._standings = Noted()
     held = threading.Event()
     shadows._work.put(held.wait)
@@ -243,6 +274,7 @@ def test_tokens_may_change_after_they_were_handed_over():
 
 def test_a_full_queue_leaves_requests_out_and_holds_nobody_up():
     shadows = make(in_background=True)
+    shadows.evicted()
     noted = shadows._standings = Noted()
     held, begun = threading.Event(), threading.Event()
     shadows._work.put(lambda: (begun.set(), held.wait()))
