@@ -324,7 +324,8 @@ class HybridCache:
             at=self._clock.now(),
         )
         asked = self.policy.arrives(arrival)
-        more = [at for at in asked if at - lease.boundary >= self._min_gain]
+        first = lease.boundary + self._min_gain
+        more = [at for at in asked if first <= at < lease.prompt_len]
         if more and self.admission.heeds_callers:
             lease.plan = tuple(sorted({*lease.plan, *more}))
 

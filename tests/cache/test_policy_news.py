@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from testkit.helpers import NAMESPACE, ids, rules_of, run
 
 from agentcache.cache import HybridCache
 from agentcache.clock import ManualClock
 from agentcache.metrics import Metrics
 from agentcache.policy.admission import make_admission
+from agentcache.policy.base import Origin
 from agentcache.policy.recency import LRU
 from agentcache.policy.session_lru import SessionLRU
 from agentcache.pools.base import Counting, RowAllocator
@@ -18,7 +20,7 @@ from agentcache.pools.pages import PageAllocator
 from agentcache.tree.radix_tree import RadixTree
 
 if TYPE_CHECKING:
-    from agentcache.policy.base import Policy, Served
+    from agentcache.policy.base import Arrival, Filed, Policy, Served
     from agentcache.tree.node import Node
     from agentcache.types import IntArray
 
@@ -137,3 +139,57 @@ def test_every_block_makes_each_block_reusable() -> None:
     found = cache.acquire(NAMESPACE, np.append(span(0, 15), ids(99)).astype(np.int32))
     assert found.boundary == 12
     cache.release(found)
+
+
+class Asking(SessionLRU):
+    """Asks for checkpoints at the same lengths every time, and notes what was filed."""
+
+    wants_boundaries = True
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__()
+        self._lengths = lengths
+        self.filed_as: list[tuple[int, Origin]] = []
+
+    def arrives(self, arrival: Arrival) -> tuple[int, ...]:
+        return self._lengths
+
+    def filed(self, filed: Filed) -> None:
+        self.filed_as.append((filed.node.end, filed.origin))
+
+
+@pytest.mark.parametrize(("admission", "plan"), [("structural", (7,)), ("marconi", ())])
+def test_what_a_policy_asks_for_is_planned_where_admission_heeds_anybody(admission, plan) -> None:
+    cache = cache_with(Asking(7), admission)
+    lease = cache.acquire(NAMESPACE, span(0, 12))
+    assert lease.plan == plan
+    cache.release(lease)
+
+
+def test_what_a_policy_asks_for_has_to_save_as_much_as_a_branch_point() -> None:
+    cache = cache_with(Asking(10, 16))
+    cache._min_gain = 8
+    run(cache, span(0, 6))
+    lease = cache.acquire(NAMESPACE, span(0, 20))
+    assert lease.boundary == 6
+    assert lease.plan == (16,), "10 saves four tokens only"
+    cache.release(lease)
+
+
+def test_policy_hears_why_each_boundary_is_there() -> None:
+    policy = Asking()
+    cache = cache_with(policy)
+    run(cache, span(0, 20))
+    policy.filed_as.clear()
+    other = np.concatenate([span(0, 12), span(100, 110)])
+    lease = cache.acquire(NAMESPACE, other, structural=(5,), passing=(18,))
+    cache.reserve(lease, 22)
+    for length in (*lease.plan, 22):
+        cache.commit(lease, other, length, lease.row)
+    cache.release(lease)
+    assert policy.filed_as == [
+        (5, Origin.DECLARED),
+        (12, Origin.BRANCH),
+        (18, Origin.PASSING),
+        (22, Origin.END),
+    ]
