@@ -3,7 +3,6 @@ pay for it."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,17 @@ from agentcache.config import CacheConfig
 from agentcache.engine.tiny_hybrid import build
 from agentcache.runtime import Runtime
 
-NAME = "agentcache-shadows"
-
 
 def runtime_of(**settings: Any) -> Runtime:
     return Runtime(build(micro_config()), tokenizer(), cache=CacheConfig(**settings))
 
 
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == NAME]
-
-
 def test_no_shadow_is_computed_before_something_has_to_leave() -> None:
     with runtime_of(budget="64MiB") as runtime:
         runtime.session("at-ease").generate([5, 6, 7, 8, 9], max_new_tokens=2)
-        assert threads() == []
         shadows = runtime._shadows
         assert shadows is not None
+        assert shadows._thread is None
     assert shadows.seconds == 0
 
 
@@ -46,7 +39,8 @@ def test_under_pressure_shadows_hear_of_turns_announcements_and_ends() -> None:
         staying.generate(rng.integers(5, 90, 60).tolist(), max_new_tokens=2)
         staying.idle(expect="30s")
         runtime.on_engine(lambda: None)
-        [thread] = threads()
+        thread = shadows._thread
+        assert thread is not None
     assert not thread.is_alive()
     assert shadows.seconds > 0
     for shadow in shadows._caches:
