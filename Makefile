@@ -83,6 +83,7 @@ bench-policy: $(STAMP) ## Interleaved runs at a tenth of the need, with session 
 
 bench-simulate: $(STAMP) ## Policies over traces, without a model: reference figures, bounds, the experiments of docs/simulate.md
 	$(BIN)/python -P bench/policy/simulate.py $(ARGS)
+	$(BIN)/python -P bench/policy/cpu.py
 	for experiment in alpha admission shape blocks document; do \
 		$(BIN)/python -P bench/policy/experiments.py $$experiment || exit; done
 

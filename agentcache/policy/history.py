@@ -30,7 +30,8 @@ class Boundary:
     node: its place among the remembered tokens. used_at: when it was last used, or made. uses: how
     often since. gaps, gap_s: number and length of the times between uses, older ones fading. turn:
     how many turns of its line of descent precede it. live: the node of the cache that it was filed
-    as last. row: a number that no other boundary has while this one is remembered.
+    as last. row: a number that no other boundary has while this one is remembered. kind, group:
+    what it is counted as by whoever learns from it; -1 as long as nobody does.
     """
 
     node: Node
@@ -42,6 +43,8 @@ class Boundary:
     gaps: float = 0.0
     gap_s: float = 0.0
     live: Node | None = None
+    kind: int = -1
+    group: int = -1
 
 
 class _Tokens:
@@ -108,14 +111,18 @@ class History:
 
         start: a boundary whose path is known to be the tokens' own; O(tokens after it).
         """
-        begin = self._begin(namespace, start)
-        match = self._tree.match(begin, tokens, len(tokens), salts)
-        node: Node | None = match.known_node
+        node: Node | None = self._begin(namespace, start)
+        assert node is not None
+        known_len = node.end
+        if _goes_on(node, tokens, salts):
+            match = self._tree.match(node, tokens, len(tokens), salts)
+            node, known_len = match.known_node, match.known_len
+        most = min(limit, known_len)
         while node is not None and not node.is_root:
-            if node.end <= min(limit, match.known_len) and (found := self._at.get(node)):
-                return match.known_len, found
+            if node.end <= most and (found := self._at.get(node)):
+                return known_len, found
             node = node.parent
-        return match.known_len, None
+        return known_len, None
 
     def remember(
         self,
@@ -129,12 +136,17 @@ class History:
         start: Boundary | None = None,
         turn: int = 0,
     ) -> Boundary:
-        """The boundary after so many tokens, made now if it is new; an old one keeps its origin."""
+        """The boundary after so many tokens, made now if it is new; an old one keeps its origin.
+
+        start: a boundary whose path is known to be the tokens' own, however long; O(tokens between
+        it and the new one).
+        """
         begin = self._begin(namespace, start)
-        if begin.end > length:
-            begin = self._tree.root(namespace)
+        while begin.end > length:
+            assert begin.parent is not None
+            begin = begin.parent
         inserted = self._tree.insert(begin, tokens, length, salts)
-        self._num_tokens += sum(len(node.tokens) for node in inserted.created)
+        self._num_tokens += sum(node.end - node.start for node in inserted.created)
         node = inserted.node
         boundary = self._at.get(node)
         if boundary is None:
@@ -187,3 +199,10 @@ class History:
             self._num_tokens -= len(node.tokens)
             self._tree.remove_leaf(node, 0.0)
             node = above
+
+
+def _goes_on(node: Node, tokens: IntArray, salts: Salts) -> bool:
+    """Whether more of the tokens may be known; a turn that goes on from a tip needs no walk."""
+    if node.end >= len(tokens):
+        return False
+    return bool(salts) or node.child(int(tokens[node.end])) is not None

@@ -14,8 +14,7 @@ handles the same classes are learned from tokens alone.
 
 from __future__ import annotations
 
-from enum import IntEnum
-from math import log2
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +24,7 @@ from agentcache.policy.coverage import is_checkpoint
 from agentcache.policy.hazard import SHARES, ReturnTimes, Waiting
 from agentcache.policy.history import History
 from agentcache.policy.scored import ScoredOrder, ScoredPolicy
-from agentcache.policy.worth import freed_bytes, saved_flops
+from agentcache.policy.worth import freed_bytes, usable_above
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,19 +37,16 @@ if TYPE_CHECKING:
 __all__ = ["Learned"]
 
 
-class _Standing(IntEnum):
-    """What session handles say of a boundary."""
-
-    NOBODY = 0
-    PASSED = 1
-    OVER = 2
-    LIVE = 3
-
+_NOBODY, _PASSED, _OVER, _STANDING = range(4)
+"""What session handles say of a boundary. Plain numbers, since this is asked several times a turn,
+and members of an enumeration take longer to reach."""
 
 _MOST_USES = 4
 _NUM_TURNS, _NUM_SIZES = 3, 4
 _LIVE = 0
-_NUM_CLASSES = 1 + len(Origin) * (_MOST_USES + 1) * _Standing.LIVE
+"""The class of whatever a live session stands on."""
+
+_NUM_CLASSES = 1 + len(Origin) * (_MOST_USES + 1) * _STANDING
 
 _FADING = 0.8
 """What an older gap between uses still counts after each further one."""
@@ -58,6 +54,9 @@ _FADING = 0.8
 _PRICE = 3.0
 """A checkpoint that only the memory of evicted tokens asks for has to promise so many times what
 the entries promised that had to leave."""
+
+_MOST_LENGTHS = 2**14
+"""Lengths of which the work is kept: that of an entry is asked for several times while it lives."""
 
 _UNKNOWN = 1e-9
 """Uses per second of what nothing is remembered of."""
@@ -71,18 +70,19 @@ class Learned(ScoredPolicy):
     which does better where times between uses are spread over everything, as in chats of people.
     """
 
-    fields = ("saved", "bytes", "row", "ticket")
+    fields = ("per_byte", "row", "ticket")
     wants_boundaries = True
 
     def __init__(self, costs: Costs, history: History | None = None, *, tilt: float = 1.0) -> None:
         self._costs = costs
+        self._upto = lru_cache(_MOST_LENGTHS)(costs.flops.upto)
         self.tilt = tilt
         self._history = History() if history is None else history
         self._times = ReturnTimes(_NUM_CLASSES, (_NUM_TURNS, _NUM_SIZES))
         self._shares = ReturnTimes(1, starts=SHARES)
         self._trust = 0.0
         self._known: dict[Node, Boundary] = {}
-        self._rows = _Rows()
+        self._rows = _Rows(_FIRST_ROWS)
         self._price = 0.0
         self._num_arrivals = self._learn_at = 0
 
@@ -103,7 +103,7 @@ class Learned(ScoredPolicy):
         for line in (start, last):
             if line is not None and line.origin is Origin.END:
                 turn = max(turn, line.turn + 1)
-        arrival.notes.update(start=start, turn=turn)
+        arrival.notes.update(start=last or start, turn=turn)
         for used in {id(each): each for each in (last, found) if each is not None}.values():
             self._use(used, now)
         self._num_arrivals += 1
@@ -117,9 +117,10 @@ class Learned(ScoredPolicy):
             Origin.BRANCH,
             now,
             salts=arrival.salts,
-            start=start,
+            start=last or start,
         )
-        self._note(branch, _class_of(branch, self._standing(branch)))
+        arrival.notes["start"] = branch
+        self._note(branch, _class_of(branch, _standing(branch)))
         self._forget(now)
         return (branch_len,) if self._is_worth(branch, arrival.boundary) else ()
 
@@ -127,9 +128,8 @@ class Learned(ScoredPolicy):
         """Whether a checkpoint there promises more than what had to leave lately."""
         if not self._learn_at:
             return True
-        at = np.array([branch.row])
-        rows = self._rows
-        rate = self._times.index(rows.kind[at], rows.group[at], np.zeros(1))[0]
+        place = self._times.place(branch.kind, branch.group)
+        rate = self._times.index_at(np.array([place]), np.zeros(1))[0]
         saved = self._costs.flops.between(boundary, branch.node.end)
         return bool(rate * saved >= _PRICE * self._price * max(1, self._costs.checkpoint_bytes))
 
@@ -146,6 +146,7 @@ class Learned(ScoredPolicy):
             start=notes.get("start"),
             turn=notes.get("turn", 0),
         )
+        notes["start"] = boundary
         if filed.origin is Origin.END and boundary.used_at < filed.at:
             self._end_wait(boundary, filed.at, used=False)
             boundary.used_at, boundary.uses = filed.at, 0
@@ -154,7 +155,7 @@ class Learned(ScoredPolicy):
                 self._known.pop(boundary.live, None)
             boundary.live = filed.node
             self._known[filed.node] = boundary
-        self._note(boundary, _class_of(boundary, self._standing(boundary)))
+        self._note(boundary, _class_of(boundary, _standing(boundary)))
         self._rows.expected[boundary.row] = 0.0
         self._forget(filed.at)
 
@@ -178,42 +179,35 @@ class Learned(ScoredPolicy):
         boundary.used_at = now
         self._history.refresh(boundary)
         self._rows.expected[boundary.row] = 0.0
-        was_live = self._rows.kind[boundary.row] == _LIVE  # its own session moves past it
-        standing = _Standing.PASSED if was_live else self._standing(boundary)
-        self._note(boundary, _class_of(boundary, standing))
+        was_live = boundary.kind == _LIVE  # its own session moves past it
+        self._note(boundary, _class_of(boundary, _PASSED if was_live else _standing(boundary)))
 
     def _end_wait(self, boundary: Boundary, now: float, *, used: bool) -> None:
-        row = boundary.row
-        kind, group = int(self._rows.kind[row]), int(self._rows.group[row])
+        kind, group = boundary.kind, boundary.group
         waited = max(0.0, now - boundary.used_at)
         self._times.ended(kind, group, waited, used=used)
-        expected = self._rows.expected[row]
-        if kind == _LIVE and expected:
+        if kind != _LIVE:
+            return
+        expected = float(self._rows.expected[boundary.row])
+        if expected:
             if used and self._learn_at:
                 plain = self._times.surprise(kind, group, waited)
                 hinted = self._shares.surprise(0, 0, waited / expected) + np.log(expected)
                 self._trust = 0.95 * self._trust + float(plain - hinted)
             self._shares.ended(0, 0, waited / expected, used=used)
 
-    def _standing(self, boundary: Boundary) -> _Standing:
-        node = boundary.live
-        if node is None or node.generation:
-            return _Standing.NOBODY
-        if node.refs > 0 and not node.structural:
-            return _Standing.LIVE
-        if node.superseded:
-            return _Standing.OVER if node.is_leaf else _Standing.PASSED
-        return _Standing.NOBODY
-
     def _move(self, boundary: Boundary, now: float) -> None:
         """Put a boundary into the class that it is of now."""
-        kind = _class_of(boundary, self._standing(boundary))
-        if kind != self._rows.kind[boundary.row]:
+        kind = _class_of(boundary, _standing(boundary))
+        if kind != boundary.kind:
             self._end_wait(boundary, now, used=False)
             self._note(boundary, kind)
 
     def _note(self, boundary: Boundary, kind: int) -> None:
-        self._rows.write(boundary, kind, _group_of(boundary))
+        if boundary.group < 0:
+            boundary.group = _group_of(boundary)
+        boundary.kind = kind
+        self._rows.write(boundary, self._times.place(kind, boundary.group))
 
     def _forget(self, now: float) -> None:
         for boundary in self._history.forgotten():
@@ -225,77 +219,111 @@ class Learned(ScoredPolicy):
     def fill(self, node: Node, now: float) -> Sequence[float]:
         boundary = self._known.get(node)
         row = ticket = -1
-        if boundary is not None and (is_checkpoint(node) or node.is_leaf):
+        if boundary is not None and (node.is_leaf or is_checkpoint(node)):
             self._move(boundary, now)
-            row, ticket = boundary.row, int(self._rows.ticket[boundary.row])
-        return saved_flops(node, self._costs), freed_bytes(node, self._costs), row, ticket
+            row = boundary.row
+            ticket = self._rows.ticket.item(row)
+        saved = self._upto(node.end) - self._upto(usable_above(node))
+        return saved / (freed_bytes(node, self._costs) or 1), row, ticket
 
     def scores(self, columns: Mapping[str, Floats], now: float) -> Floats:
         if self._num_arrivals >= self._learn_at:
             self._learn(now)
         rows = columns["row"].astype(np.int64)
-        known = np.maximum(rows, 0)
-        is_known = (rows >= 0) & (self._rows.ticket[known] == columns["ticket"])
-        rate = np.where(is_known, self._rate(known, now), _UNKNOWN)
-        worth: Floats = rate * columns["saved"] / np.maximum(columns["bytes"], 1)
+        is_known = self._rows.ticket.take(rows) == columns["ticket"]
+        rate = np.where(is_known, self._rate(rows, now), _UNKNOWN)
+        worth: Floats = rate * columns["per_byte"]
         return worth
 
     def _learn(self, now: float) -> None:
         self._times.learn(self._rows.waiting(now))
         self._shares.learn(self._rows.expecting(now))
+        self._rows.learn(self._times.mean)
         self._learn_at = self._num_arrivals + min(512, max(8, self._num_arrivals // 8))
 
     def _rate(self, rows: Ints, now: float) -> Floats:
-        """Uses per second that the boundaries are worth keeping for."""
+        """Uses per second that the boundaries are worth keeping for; any number for row -1."""
         table = self._rows
-        kind, age = table.kind[rows], np.maximum(now - table.used_at[rows], 0.0)
-        rate = self._times.index(kind, table.group[rows], age, self.tilt)
-        own = (table.gaps[rows] + 1) / (1 / self._times.mean[kind] + table.gap_s[rows] + age)
-        rate = np.where((table.uses[rows] > 1) & (kind != _LIVE), own, rate)
-        expected = table.expected[rows]
-        if self._trust > 0 and expected.any():
-            some = np.maximum(expected, 1e-3)
-            none = np.zeros(len(rows), dtype=np.int64)
-            hinted = self._shares.index(none, none, age / some) / some
-            rate = np.where((expected > 0) & (kind == _LIVE), hinted, rate)
-        return rate
+        age = np.maximum(now - table.used_at.take(rows), 0.0)
+        rate = self._times.index_at(table.place.take(rows), age, self.tilt)
+        gaps = table.gaps.take(rows)
+        rate = np.where(gaps > 0, gaps / (table.span.take(rows) + age), rate)
+        return self._hinted(rate, rows, age) if self._trust > 0 else rate
+
+    def _hinted(self, rate: Floats, rows: Ints, age: Floats) -> Floats:
+        """Rates; of live boundaries with an announcement, by what was announced."""
+        expected = self._rows.expected.take(rows)
+        is_hinted = (expected > 0) & (self._rows.kind.take(rows) == _LIVE)
+        if not is_hinted.any():
+            return rate
+        some = np.maximum(expected, 1e-3)
+        everywhere = np.zeros(len(rows), dtype=np.int64)
+        return np.where(is_hinted, self._shares.index_at(everywhere, age / some) / some, rate)
 
     def taken(self, node: Node, score: float, now: float) -> None:
         self._price = 0.9 * self._price + 0.1 * score if self._price else score
 
 
-def _class_of(boundary: Boundary, standing: _Standing) -> int:
-    if standing is _Standing.LIVE:
+def _standing(boundary: Boundary) -> int:
+    node = boundary.live
+    if node is None or node.generation:
+        return _NOBODY
+    if node.refs > 0 and not node.structural:
+        return _STANDING
+    if node.superseded:
+        return _OVER if node.is_leaf else _PASSED
+    return _NOBODY
+
+
+def _class_of(boundary: Boundary, standing: int) -> int:
+    if standing == _STANDING:
         return _LIVE
     uses = boundary.uses if boundary.uses < _MOST_USES - 1 else _MOST_USES - (boundary.uses < 6)
-    return 1 + (boundary.origin * (_MOST_USES + 1) + uses) * _Standing.LIVE + standing
+    return 1 + (boundary.origin * (_MOST_USES + 1) + uses) * _STANDING + standing
 
 
 def _group_of(boundary: Boundary) -> int:
-    size = min(max(int(log2(boundary.node.end) / 2) - 4, 0), _NUM_SIZES - 1)
+    """By the turns before it and its length: below 1,024 tokens, 4,096, 16,384, and above."""
+    size = min(max((boundary.node.end.bit_length() - 9) // 2, 0), _NUM_SIZES - 1)
     return min(boundary.turn, _NUM_TURNS - 1) * _NUM_SIZES + size
 
 
 class _Rows:
-    """What is known of each boundary, as columns by its row; kind is -1 in a row that is free."""
+    """What is known of each boundary, as columns by its row.
 
-    def __init__(self) -> None:
-        self.kind: Ints = np.full(_FIRST_ROWS, -1)
-        self.group: Ints = np.zeros(_FIRST_ROWS, dtype=np.int64)
-        self.used_at: Floats = np.zeros(_FIRST_ROWS)
-        self.uses: Floats = np.zeros(_FIRST_ROWS)
-        self.gaps: Floats = np.zeros(_FIRST_ROWS)
-        self.gap_s: Floats = np.zeros(_FIRST_ROWS)
-        self.expected: Floats = np.zeros(_FIRST_ROWS)
-        self.ticket: Ints = np.zeros(_FIRST_ROWS, dtype=np.int64)  # how often it was freed
+    kind: -1 in a row that is free. place: of class and group among the return times. gaps: more
+    than 0 only where a boundary goes by its own rhythm, which is gaps / (span + its age). gap_s:
+    what it adds to its class's mean gap in span. ticket: how often the row was freed.
+    """
 
-    def write(self, boundary: Boundary, kind: int, group: int) -> None:
-        row = boundary.row
+    def __init__(self, size: int) -> None:
+        self.kind: Ints = np.full(size, -1)
+        self.group: Ints = np.zeros(size, dtype=np.int64)
+        self.place: Ints = np.zeros(size, dtype=np.int64)
+        self.used_at: Floats = np.zeros(size)
+        self.gaps: Floats = np.zeros(size)
+        self.gap_s: Floats = np.zeros(size)
+        self.span: Floats = np.ones(size)
+        self.expected: Floats = np.zeros(size)
+        self.ticket: Ints = np.zeros(size, dtype=np.int64)
+        self._mean_gaps: Floats = np.zeros(_NUM_CLASSES)
+
+    def write(self, boundary: Boundary, place: int) -> None:
+        row, kind = boundary.row, boundary.kind
         while row >= len(self.kind):
             self._grow()
-        self.kind[row], self.group[row] = kind, group
-        self.used_at[row], self.uses[row] = boundary.used_at, boundary.uses
-        self.gaps[row], self.gap_s[row] = boundary.gaps, boundary.gap_s
+        self.kind[row], self.group[row], self.place[row] = kind, boundary.group, place
+        self.used_at[row] = boundary.used_at
+        if boundary.uses > 1 and kind != _LIVE:
+            self.gaps[row], self.gap_s[row] = boundary.gaps + 1, boundary.gap_s
+            self.span[row] = self._mean_gaps[kind] + boundary.gap_s
+        else:
+            self.gaps[row] = 0.0
+
+    def learn(self, mean: Floats) -> None:
+        """Each class's uses per second are these from now on."""
+        self._mean_gaps = 1 / mean
+        self.span = self._mean_gaps[self.kind] + self.gap_s  # free rows get some number
 
     def clear(self, row: int) -> None:
         self.kind[row], self.expected[row] = -1, 0.0
@@ -314,9 +342,10 @@ class _Rows:
         return Waiting(none, none, age)
 
     def _grow(self) -> None:
+        more = vars(_Rows(len(self.kind)))
         for name, column in vars(self).items():
-            more = np.full_like(column, -1) if name == "kind" else np.zeros_like(column)
-            setattr(self, name, np.concatenate([column, more]))
+            if name != "_mean_gaps":
+                setattr(self, name, np.concatenate([column, more[name]]))
 
 
 _FIRST_ROWS = 1024

@@ -140,82 +140,75 @@ class ScoredOrder:
 
     def _lowest(self, count: int, now: float) -> tuple[list[Node], list[float]]:
         """The `count` candidates of the lowest scores, in order, and the scores."""
-        rows = self._table.rows()
-        if not len(rows):
+        table = self._table
+        if not len(table):
             return [], []
-        columns = {name: column[rows] for name, column in self._table.columns.items()}
-        scores = self._policy.scores(columns, now)
-        if count < len(rows):
-            limit = np.partition(scores, count - 1)[count - 1]
-            near = np.flatnonzero(scores <= limit)
+        scores = self._policy.scores(table.values(), now)
+        if count < len(scores):
+            first = count - 1
+            limit = np.partition(scores, first)[first] if first else scores[scores.argmin()]
+            near = (scores <= limit).nonzero()[0]
         else:
-            near = np.arange(len(rows))
-        ages = self._table.tickets[rows[near]]
-        chosen = near[np.lexsort((ages, scores[near]))][:count]
-        nodes = [self._table.node(row) for row in rows[chosen].tolist()]
-        return nodes, scores[chosen].tolist()
+            near = np.arange(len(scores))
+        if len(near) > 1:
+            near = near[np.lexsort((table.tickets[near], scores[near]))][:count]
+        return [table.nodes[row] for row in near.tolist()], scores[near].tolist()
 
 
 class _Table:
-    """Columns that grow by doubling. A node's row is its `queue`; free rows are used again."""
+    """Columns without gaps, which grow by doubling. A node's row is its `queue`; the last row moves
+    to where one has left."""
 
     def __init__(self, fields: Sequence[str]) -> None:
-        self.columns: dict[str, Floats] = {name: np.zeros(_FIRST_ROWS) for name in fields}
         self.tickets = np.zeros(_FIRST_ROWS, dtype=np.int64)
-        self._alive = np.zeros(_FIRST_ROWS, dtype=bool)
-        self._nodes: list[Node | None] = []
-        self._free: list[int] = []
-        self._ticket = itertools.count(1)
+        self.nodes: list[Node] = []
+        self._fields = fields
+        self._columns: Floats = np.zeros((len(fields), _FIRST_ROWS))
+        self._written: list[Sequence[float]] = []
+        self._ticket = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._nodes) - len(self._free)
+        return len(self.nodes)
 
-    def node(self, row: int) -> Node:
-        node = self._nodes[row]
-        assert node is not None
-        return node
+    @property
+    def capacity(self) -> int:
+        """Rows that there is room for."""
+        return len(self.tickets)
 
-    def rows(self) -> npt.NDArray[np.intp]:
-        """Rows that are in use."""
-        return np.flatnonzero(self._alive[: len(self._nodes)])
+    def values(self) -> dict[str, Floats]:
+        """The columns as far as they are in use; they hold until the next change."""
+        return dict(zip(self._fields, self._columns[:, : len(self.nodes)], strict=True))
 
     def write(self, node: Node, values: Sequence[float]) -> bool:
         """Put a node's values into its row, or into a new one; whether they are others."""
         row = node.queue
         if row < 0:
-            row = node.queue = self._take_row()
-            self._nodes[row] = node
-            self._alive[row] = True
+            row = node.queue = len(self.nodes)
+            if row == self.capacity:
+                self._grow()
+            self.nodes.append(node)
+            self._written.append(values)
             self.tickets[row] = next(self._ticket)
-        changed = False
-        for column, value in zip(self.columns.values(), values, strict=True):
-            if column[row] != value:
-                column[row] = value
-                changed = True
-        return changed
+        elif self._written[row] == values:
+            return False
+        self._written[row] = values
+        self._columns[:, row] = values
+        return True
 
     def drop(self, node: Node) -> None:
         row, node.queue = node.queue, -1
-        self._nodes[row] = None
-        self._alive[row] = False
-        self._free.append(row)
-
-    def _take_row(self) -> int:
-        if self._free:
-            return self._free.pop()
-        row = len(self._nodes)
-        self._nodes.append(None)
-        if row == len(self._alive):
-            self._grow()
-        return row
+        moved, values = self.nodes.pop(), self._written.pop()
+        if moved is node:
+            return
+        moved.queue = row
+        self.nodes[row], self._written[row] = moved, values
+        last = len(self.nodes)
+        self.tickets[row] = self.tickets[last]
+        self._columns[:, row] = self._columns[:, last]
 
     def _grow(self) -> None:
-        more = len(self._alive)
-        self.columns = {
-            name: np.concatenate([column, np.zeros(more)]) for name, column in self.columns.items()
-        }
-        self.tickets = np.concatenate([self.tickets, np.zeros(more, dtype=np.int64)])
-        self._alive = np.concatenate([self._alive, np.zeros(more, dtype=bool)])
+        self.tickets = np.concatenate([self.tickets, np.zeros_like(self.tickets)])
+        self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
 
 
 _FIRST_ROWS = 256

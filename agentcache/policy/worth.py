@@ -52,9 +52,9 @@ def freed_bytes(node: Node, costs: Costs) -> int:
     checkpoint = costs.checkpoint_bytes if is_checkpoint(node) else 0
     if not is_bottom(node):
         return checkpoint
-    top = node
-    while (parent := top.parent) is not None and not parent.is_root:
-        if parent.num_children > 1 or parent.locks or is_checkpoint(parent):
+    top = node.parent
+    while top is not None and top.end:
+        if top.locks or is_checkpoint(top) or top.num_children > 1:
             break
-        top = parent
-    return checkpoint + (node.end - top.start) * costs.token_bytes
+        top = top.parent
+    return checkpoint + (node.end - (top.end if top is not None else 0)) * costs.token_bytes

@@ -66,9 +66,8 @@ def check_order(cache: HybridCache, policy: Auto) -> None:
     nodes = list(cache.tree.nodes())
     placed = [node for node in nodes if node.queue >= 0]
     if isinstance(order, ScoredOrder):
-        rows = order._table.rows().tolist()
-        assert sorted(node.queue for node in placed) == rows
-        assert all(order._table.node(node.queue) is node for node in placed)
+        assert sorted(node.queue for node in placed) == list(range(len(order)))
+        assert all(order._table.nodes[node.queue] is node for node in placed)
         return
     assert isinstance(order, EvictionOrder)
     weights = [0] * len(order.weights)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcache.policy.hazard import SECONDS, ReturnTimes, Waiting, _gittins
+from agentcache.policy.hazard import _MOST_ENDED, SECONDS, SHARES, ReturnTimes, Waiting, _gittins
 
 STARTS = np.array([0.0, 1.0, 3.0])
 """Ages [0, 1), [1, 3) and from 3 on, which is taken as [3, 9)."""
@@ -32,6 +32,7 @@ def test_ended_waits_count_at_every_age_that_they_passed():
     times.ended(0, 0, 2.0, used=True)  # 1 s of the first age, 1 s of the second, used there
     times.ended(0, 0, 0.5, used=False)
     times.ended(0, 0, 10.0, used=False)  # 1 s, 2 s, and all that is beyond 3 s
+    times.learn(waiting())
     assert times._waited[0, 0].tolist() == [2.5, 3.0, 7.0]
     assert times._uses[0, 0].tolist() == [0.0, 1.0, 0.0]
 
@@ -39,6 +40,7 @@ def test_ended_waits_count_at_every_age_that_they_passed():
 def test_a_time_on_a_bound_belongs_to_the_age_that_begins_there():
     times = ReturnTimes(1, starts=STARTS)
     times.ended(0, 0, 1.0, used=True)
+    times.learn(waiting())
     assert times._uses[0, 0].tolist() == [0.0, 1.0, 0.0]
     assert times._waited[0, 0].tolist() == [1.0, 0.0, 0.0]
 
@@ -48,7 +50,42 @@ def test_what_waits_counts_as_if_its_wait_had_ended_unused():
     ended, alive = ReturnTimes(2, (1, 2), STARTS), ReturnTimes(2, (1, 2), STARTS)
     for age in ages:
         ended.ended(1, 1, age, used=False)
+    ended.learn(waiting())
     assert np.array_equal(alive._waiting(waiting(*[(1, 1, age) for age in ages])), ended._waited)
+
+
+def test_it_makes_no_difference_when_ended_waits_are_added_up():
+    """All at once, or as they come: in between only what would fill memory is."""
+    rng = np.random.default_rng(5)
+    often, once = ReturnTimes(3, (2, 2)), ReturnTimes(3, (2, 2))
+    for _ in range(3 * _MOST_ENDED // 2):
+        wait = int(rng.integers(3)), int(rng.integers(4)), float(rng.exponential(9))
+        for times in (often, once):
+            times.ended(*wait, used=wait[2] < 5)
+        if rng.random() < 0.01:
+            often.learn(waiting())
+    assert 0 < len(once._ended) < _MOST_ENDED
+    often.learn(waiting())
+    once.learn(waiting())
+    for kind, group in np.ndindex(3, 4):
+        for at in (0.1, 3.0, 200.0):
+            assert index(often, kind, at, group) == pytest.approx(index(once, kind, at, group))
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1), st.integers(-4, 4), st.integers(2, 30))
+def test_ranges_that_double_are_found_as_by_searching(seconds, first, count):
+    starts = np.concatenate([[0.0], 2.0**first * 2.0 ** np.arange(count)])
+    at = np.concatenate([seconds, starts, np.nextafter(starts[1:], 0)])
+    times = ReturnTimes(1, starts=starts)
+    assert times._octave is not None
+    assert times._ages(at).tolist() == (np.searchsorted(starts, at, side="right") - 1).tolist()
+
+
+@pytest.mark.parametrize("starts", [SHARES, STARTS, np.array([0.0, 3.0, 6.0, 12.0])])
+def test_other_ranges_are_searched(starts):
+    times = ReturnTimes(1, starts=starts)
+    assert times._octave is None
+    assert times._ages(starts).tolist() == list(range(len(starts)))
 
 
 def test_hazards_are_uses_over_waiting_seconds():

@@ -75,6 +75,26 @@ def test_a_boundary_beyond_the_length_is_no_place_to_begin():
     assert look_up(history, [1, 2]) == (2, near)
 
 
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
+SALTS = st.sampled_from([(), ((2, b"a"),), ((2, b"b"), (4, b"a"))])
+
+
+@given(SEQUENCES, SALTS, st.lists(st.integers(0, 2), min_size=1, max_size=8))
+def test_it_makes_no_difference_where_on_its_path_a_search_begins(known, salts, asked):
+    """Each boundary below a sequence is a place to begin; a longer one is, to remember."""
+    history = History()
+    for tokens in known:
+        remember(history, tokens, salts=salts)
+    found = look_up(history, asked, salts=salts)
+    places = [look_up(history, asked, limit, salts=salts)[1] for limit in range(len(asked) + 1)]
+    for place in places:
+        assert look_up(history, asked, salts=salts, start=place) == found
+    for length in range(1, len(asked) + 1):
+        made = {remember(history, asked, length, salts=salts, start=place) for place in places}
+        assert made == {remember(history, asked, length, salts=salts)}
+        assert made.pop().node.end == length
+
+
 def test_a_forgotten_boundary_is_no_place_to_begin():
     history = History(max_boundaries=1)
     old = remember(history, [1, 2])

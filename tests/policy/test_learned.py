@@ -168,7 +168,9 @@ def check_rows(policy: Learned) -> None:
     assert sorted(rows) == np.flatnonzero(policy._rows.kind >= 0).tolist()
     for boundary in remembered.values():
         at, table = boundary.row, policy._rows
-        assert (table.used_at[at], table.uses[at]) == (boundary.used_at, boundary.uses)
+        assert (table.used_at[at], table.kind[at]) == (boundary.used_at, boundary.kind)
+        own = boundary.gaps + 1 if boundary.uses > 1 and boundary.kind else 0.0
+        assert table.gaps[at] == own
         if boundary.live is not None:
             assert policy._known.get(boundary.live, boundary) is boundary
 
@@ -223,9 +225,8 @@ def test_no_entry_is_scored_by_the_row_of_another_after_its_own_was_forgotten():
     cache.evict_one()
     order, now = cache.memory._order, cache._clock.now()
     assert isinstance(order, ScoredOrder)
-    rows = order._table.rows()
-    held = {name: column[rows] for name, column in order._table.columns.items()}
-    fresh = np.array([policy.fill(order._table.node(row), now) for row in rows.tolist()]).T
+    held = order._table.values()
+    fresh = np.array([policy.fill(node, now) for node in order._table.nodes]).T
     anew = dict(zip(policy.fields, fresh, strict=True))
     assert policy.scores(held, now) == pytest.approx(policy.scores(anew, now))
 
@@ -280,7 +281,7 @@ def test_a_tilt_below_one_leans_to_what_was_used_last():
         now = cache._clock.now()
         values = np.array([policy.fill(node, now) for node in (old, new)]).T
         columns = dict(zip(policy.fields, values, strict=True))
-        columns.update(saved=np.full(2, 1e6), bytes=np.full(2, 100.0))
+        columns.update(per_byte=np.full(2, 1e4))
         scores = policy.scores(columns, now)
         leads.append(scores[1] / scores[0])
     assert leads[1] > 2 * leads[0]
