@@ -15,6 +15,7 @@ STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt set
 .DEFAULT_GOAL := help
 .PHONY: help install format check test test-slow test-real test-gpu replay bench bench-replay bench-turns bench-bookkeeping \
 	bench-policy bench-simulate bench-agents bench-runtime bench-kernels \
+	train-tiny eval-tiny \
 	examples docs changelog clean
 
 help: ## Show this list
@@ -94,6 +95,15 @@ bench-agents: $(STAMP) ## Whole lists of messages; LangGraph: tokens that ten tu
 	$(BIN)/python -P bench/agents/complete.py $(ARGS)
 	$(BIN)/python -P bench/agents/langgraph.py $(ARGS)
 	$(BIN)/python -P bench/agents/http.py $(ARGS)
+
+train-tiny: $(STAMP) ## Train tiny-agent from nothing (about two hours on two cores), then evaluate it
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/torchrun --nproc-per-node $(JOBS) -m agentcache.engine.tiny.train \
+		--out build/tiny-agent $(ARGS)
+	$(BIN)/python -m agentcache.engine.tiny.export build/tiny-agent
+	$(BIN)/python -P bench/tiny/evaluate.py
+
+eval-tiny: $(STAMP) ## How often tiny-agent calls and answers rightly, and whether warm equals cold
+	$(BIN)/python -P bench/tiny/evaluate.py $(ARGS)
 
 bench-kernels: $(STAMP) ## Kernels against their references and transformers' fallbacks
 	$(BIN)/python -P bench/kernels/run.py $(ARGS)

@@ -23,6 +23,7 @@ from agentcache.engine.segments import (
     Encoded,
     Encoding,
     Segment,
+    ShortTexts,
     continues,
     encode_after,
     encode_segments,
@@ -112,6 +113,7 @@ class ChatFormat:
         self._template = ChatTemplate(tokenizer, template_kwargs or {}, calls)
         own = getattr(tokenizer.source, "response_template", None)
         self._has_response_template = own is not None and calls is None
+        self._short = ShortTexts(tokenizer)
         self._markup_cutter = Cutter(t for t in tokenizer.control_tokens if t.text in REPLY_MARKUP)
 
     def render(
@@ -167,7 +169,7 @@ class ChatFormat:
         """The ids of a history that was continued, `known` being those of what it goes on from."""
         if not rendered.goes_on:
             return self.encode(rendered.segments, known.parts)
-        return encode_after(self._tokenizer, known, rendered.added)
+        return encode_after(self._tokenizer, known, rendered.added, self._short)
 
     def reply_parts(self, ids: Sequence[int] | IntArray) -> tuple[Encoded, ...]:
         """Sampled or absorbed reply ids as segments, to append to the prompt's `parts`."""
@@ -183,6 +185,7 @@ class ChatFormat:
         *,
         ends: Sequence[int] | None = None,
         known: Chat | None = None,
+        reply_start: int | None = None,
     ) -> Rendered:
         """The next prompt after a reply: `history` verbatim, the close of the message, what is new.
 
@@ -191,6 +194,8 @@ class ChatFormat:
         ends: `Rendered.ends` of the last prompt, to keep message ends known.
         known: `Rendered.chat` of the last prompt, if it stands for `messages` and the same tools:
         then, with most templates, only what follows it is rendered.
+        reply_start: where in `history` the reply begins; then a reply that the template writes just
+        as it stands there needs no rendering of its own.
 
         A reply that was cut off is closed as the template closes it. Only marks of new messages and
         of those with known ends are given.
@@ -207,25 +212,37 @@ class ChatFormat:
         tail = chat.tail(place)
         if tail is not None:
             with suppress(NotShared):
-                return self._continued(history, tail, place, ends)
-        return self._continued(history, chat, place, ends)
+                return self._continued(history, tail, place, ends, reply_start)
+        return self._continued(history, chat, place, ends, reply_start)
 
     def _continued(
-        self, history: Sequence[Encoded], chat: Chat, place: int, ends: Sequence[int] | None
+        self,
+        history: Sequence[Encoded],
+        chat: Chat,
+        place: int,
+        ends: Sequence[int] | None,
+        reply_start: int | None,
     ) -> Rendered:
         """The history and what follows it in a chat that has the reply at `place`."""
-        drift = _drift(chat, place)
-        if drift is not None:
-            whole = self._render(chat.kept())
-            # The text may have come out the same all the same.
-            return whole if continues(whole.segments, history) else replace(whole, fallback=drift)
         last_id = history[-1].segment.special_id if history else None
-        close, closed = self._close(chat, place)
-        start = closed if last_id in self._end_ids else close
+        start = None if reply_start is None else _said_end(chat, place, history[reply_start:])
+        if start is None:
+            drift = _drift(chat, place)
+            if drift is not None:
+                whole = self._render(chat.kept())
+                # The text may have come out the same all the same.
+                same = continues(whole.segments, history)
+                return whole if same else replace(whole, fallback=drift)
+            close, closed = self._close(chat, place)
+            start = closed if last_id in self._end_ids else close
         rest = chat.cut(chat.text(reply_prompt=True)[start:], after=last_id)
         rest = replace(rest, skipped=start, before=len(history))
         places = Places(chat, rest, self._end_ids)
-        new_ends = places.ends(range(place + 1, len(chat.messages) + 1))
+        told = chat.ends(place)
+        if told is None:
+            new_ends = places.ends(range(place + 1, len(chat.messages) + 1))
+        else:
+            new_ends = [*map(rest.border, told), places.reply_start()]
         return Rendered(
             added=rest.segments,
             reply_start=places.reply_start(),
@@ -439,6 +456,17 @@ def _longer_ends(ends: Sequence[int] | None, more: Sequence[int | None]) -> Appe
     if ends is None or len(known) < len(more):
         return None
     return (ends if isinstance(ends, AppendLog) else AppendLog(ends)).extend(known)
+
+
+def _said_end(chat: Chat, place: int, said: Sequence[Encoded]) -> int | None:
+    """Where what was said ends in the rendering of the whole list, if the template writes it there,
+    after the header that asked for it, to the letter.
+
+    Then the template has changed nothing before, and what follows it there is what is to follow it.
+    """
+    text, header = chat.text(reply_prompt=True), chat.text(place, reply_prompt=True)
+    written = header + "".join(part.segment.text for part in said)
+    return len(written) if text.startswith(written) else None
 
 
 def _keeps_header(chat: Chat, place: int) -> bool:

@@ -16,9 +16,9 @@ from transformers.utils import logging as hf_logging
 from agentcache.engine.adapter import find_adapter
 from agentcache.engine.admission import admit
 from agentcache.engine.describe import text_config
+from agentcache.engine.embedded import EMBEDDED_NAMES
 from agentcache.engine.machine import available_bytes
 from agentcache.engine.source import find_source, first_line, hub_hint, ways_to_name
-from agentcache.engine.tiny_hybrid import EMBEDDED_MODELS
 from agentcache.engine.weights import auto_class, check_fits
 from agentcache.errors import ModelNotFound
 
@@ -73,7 +73,7 @@ def load_model(
         ) from error
     admit(text_config(config), unproven=unproven)
     merged = None if adapter is None else find_adapter(adapter)
-    quiet = _without_bar() if str(name) in EMBEDDED_MODELS else nullcontext()
+    quiet = _without_bar() if str(name) in EMBEDDED_NAMES else nullcontext()
     try:
         check_fits(source, config, dtype, cache_bytes, available_bytes())
         with quiet:

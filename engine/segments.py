@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +26,16 @@ __all__ = [
     "Segment",
     "Shield",
     "Shielding",
+    "ShortTexts",
     "continues",
     "encode_after",
     "encode_segments",
     "reply_parts",
     "spliced_len",
 ]
+
+_MOST_SHORT_CHARS = 16
+_MOST_SHORT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ class Encoding:
     parts: one `Encoded` per segment that was asked for, in the same order.
     starts: the token position at which each begins, and how many tokens there are.
     reused: how many leading segments took their ids from what was known.
-    encoded_chars: characters that went through the tokenizer (control tokens need none).
+    encoded_chars: characters that went through the tokenizer (control tokens need none, nor do
+        short texts that it has seen before).
     """
 
     tokens: TokenLog
@@ -82,12 +87,12 @@ class Encoding:
         """Token position at which segment `segment_idx` begins; the total for `len(parts)`."""
         return int(self.starts.ids[segment_idx])
 
-    def followed_by(self, parts: Sequence[Encoded]) -> Encoding:
+    def followed_by(self, parts: Sequence[Encoded], encoded_chars: int = 0) -> Encoding:
         """The same with more parts. Costs no more than these along one line of descent."""
-        lens = np.array([len(part.ids) for part in parts], np.int32)
-        starts = self.starts.extend(len(self.tokens) + np.cumsum(lens, dtype=np.int32))
+        ends = [*accumulate((len(part.ids) for part in parts), initial=len(self.tokens))]
+        starts = self.starts.extend(np.array(ends[1:], np.int32))
         tokens = self.tokens.extend(_joined(parts))
-        return Encoding(tokens, self.parts.extend(parts), starts, len(self.parts), 0)
+        return Encoding(tokens, self.parts.extend(parts), starts, len(self.parts), encoded_chars)
 
     def first(self, count: int) -> Encoding:
         """The first `count` parts."""
@@ -272,23 +277,49 @@ def encode_segments(
     return Encoding(tokens, AppendLog(parts), TokenLog(offsets), reused, encoded_chars)
 
 
-def encode_after(tokenizer: Tokenizer, known: Encoding, segments: Sequence[Segment]) -> Encoding:
+class ShortTexts:
+    """Ids of short plain texts that follow others, such as the roles in a template's headers, which
+    come again in every prompt: encoded once. Any number of threads may use it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, IntArray] = {}
+
+    def ids(self, text: str) -> IntArray:
+        """The ids, read-only."""
+        known = self._known.get(text)
+        if known is None:
+            if len(self._known) >= _MOST_SHORT:
+                self._known.clear()
+            known = _frozen(self._tokenizer.encode_plain(text, at_start=False))
+            self._known[text] = known
+        return known
+
+
+def encode_after(
+    tokenizer: Tokenizer, known: Encoding, segments: Sequence[Segment], short: ShortTexts
+) -> Encoding:
     """All that is known and the ids of what follows it, which is all that it costs."""
-    added, encoded_chars = _encoded(tokenizer, segments, not known.parts)
-    return replace(known.followed_by(added), encoded_chars=encoded_chars)
+    return known.followed_by(*_encoded(tokenizer, segments, not known.parts, short))
 
 
 def _encoded(
-    tokenizer: Tokenizer, segments: Sequence[Segment], at_start: bool
+    tokenizer: Tokenizer,
+    segments: Sequence[Segment],
+    at_start: bool,
+    short: ShortTexts | None = None,
 ) -> tuple[list[Encoded], int]:
     """Segments with their ids, and how many characters went through the tokenizer."""
     parts: list[Encoded] = []
     encoded_chars = 0
     for index, segment in enumerate(segments):
+        begins = at_start and index == 0
         if segment.special_id is not None:
             ids = tokenizer.alone(segment.special_id)
+        elif short is not None and not begins and len(segment.text) <= _MOST_SHORT_CHARS:
+            ids = short.ids(segment.text)
         else:
-            ids = _frozen(tokenizer.encode_plain(segment.text, at_start=at_start and index == 0))
+            ids = _frozen(tokenizer.encode_plain(segment.text, at_start=begins))
             encoded_chars += len(segment.text)
         parts.append(Encoded(segment, ids))
     return parts, encoded_chars

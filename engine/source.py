@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from huggingface_hub import is_offline_mode, try_to_load_from_cache
 
-from agentcache.engine.tiny_hybrid import EMBEDDED_MODELS, hybrid_path
+from agentcache.engine.embedded import EMBEDDED_NAMES, embedded_folder
 from agentcache.errors import ModelNotFound, UnsupportedOption
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def find_source(name: str | Path) -> Source:
     A path that exists goes before a Hub id of the same name. Raises ModelNotFound for a name that
     can be neither, and UnsupportedOption for a GGUF file where the packages to read it are missing.
     """
-    if str(name) in EMBEDDED_MODELS:
-        return Source(str(hybrid_path(str(name))))
+    if str(name) in EMBEDDED_NAMES:
+        return Source(str(embedded_folder(str(name))))
     path = Path(name).expanduser()
     if path.is_file():
         return _gguf(path)
@@ -82,7 +82,7 @@ def is_hub_id(name: str | Path) -> bool:
 
 def ways_to_name() -> str:
     """What may be given for a model, for the end of a message."""
-    known = ", ".join(sorted(EMBEDDED_MODELS))
+    known = ", ".join(EMBEDDED_NAMES)
     return (
         f"give an embedded name ({known}), a folder with config.json and weights, a GGUF file, or "
         "a Hub id"

@@ -69,11 +69,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rendering:
-    """A rendered text. Its beginning, the lead and the steps, others may have in common with it."""
+    """A rendered text. Its beginning, the lead and the steps, others may have in common with it.
+
+    skipped: how many messages stand before that of the first step; None where steps are not one for
+    each message that follows.
+    """
 
     lead: str
     steps: AppendLog[Step]
     tail: str
+    skipped: int | None = None
 
     @property
     def text(self) -> str:
@@ -175,13 +180,14 @@ class Passed:
     """A template that was run up to the end of its loop, for one list of messages.
 
     asked: whether it was run for a list that asks for a reply; None where it does not look at that
-    before the end of the loop.
+    before the end of the loop. skipped: of its renderings.
     """
 
     lead: str
     steps: AppendLog[Step]
     rest: str
     asked: bool | None
+    skipped: int | None
     _after: jinja2.Template
     _values: dict[str, Any]
     _spaces: dict[str, Namespace]
@@ -201,7 +207,7 @@ class Passed:
             ending = "".join(self._after.root_render_func(context))
         finally:
             _restore(self._spaces, state)
-        return Rendering(self.lead, self.steps, self.rest + ending)
+        return Rendering(self.lead, self.steps, self.rest + ending, self.skipped)
 
 
 class StepwiseTemplate:
@@ -252,7 +258,12 @@ class StepwiseTemplate:
         except Unfit:
             return None
         asked = variables.get(REPLY_PROMPT) if self._asks_early else None
-        return Passed(lead, steps, rest, asked, self._after, values, spaces)
+        messages = variables["messages"]
+        skipped = len(messages) - len(items)
+        is_each = skipped >= 0 and items == messages[skipped:]
+        return Passed(
+            lead, steps, rest, asked, skipped if is_each else None, self._after, values, spaces
+        )
 
     def _steps(
         self, run: Run, items: list[Any], values: dict[str, Any], spaces: Mapping[str, Namespace]

@@ -7,6 +7,7 @@ import re
 from bisect import bisect_left
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -305,6 +306,20 @@ class Chat:
                 ) from error
             self._texts[count, reply_prompt] = known
         return known
+
+    def ends(self, first: int) -> list[int] | None:
+        """Where in the text of the prompt each message from `first` on ends, the last one aside.
+
+        Told by the template's loop; None where it does not tell, or the text begins earlier.
+        """
+        if self._base is None or self._prompt is None or self._prompt[0] != len(self.messages):
+            return None
+        skipped, steps = self._prompt[1].skipped, self._prompt[1].steps
+        before = len(self._base.steps)
+        if skipped is None or not before <= first - skipped <= len(self.messages) - 1 - skipped:
+            return None
+        lens = [len(step.text) for step in steps[before : len(self.messages) - 1 - skipped]]
+        return [*accumulate(lens)][first - skipped - before :]
 
     def cut(self, text: str, *, after: int | None = None) -> Cut:
         """A rendering, or a piece of one, as segments whose texts are free of the shield."""

@@ -135,7 +135,7 @@ def hybrid_path(name: str, home: Path | None = None) -> Path:
     """
     if name not in EMBEDDED_MODELS:
         raise ModelNotFound(
-            f"no embedded model {name!r}; there are {', '.join(sorted(EMBEDDED_MODELS))}"
+            f"no model of a seed {name!r}; there are {', '.join(sorted(EMBEDDED_MODELS))}"
         )
     config = EMBEDDED_MODELS[name]()
     folder = (home or cache_home()) / "models" / f"{name}-{_digest(config)}"

@@ -1,5 +1,6 @@
 """litellm in three lines: a model of litellm's with a session behind each call."""
 
+import json
 import os
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or litellm asks the network for prices
@@ -9,39 +10,46 @@ import litellm
 from agentcache.integrations import litellm_provider
 
 litellm_provider.register()
-messages = [{"role": "user", "content": "The validator accepts a newline. Where do I look?"}]
-reply = litellm.completion("agentcache/tiny-hybrid", messages, session_id="fix-1", max_tokens=16)
+messages = [{"role": "user", "content": "Hello, I am Ada."}]
+reply = litellm.completion("agentcache/tiny-agent", messages, session_id="ada")
 
-for question in ("And where are its tests?", "Which of them fails?"):
-    messages += [reply.choices[0].message, {"role": "user", "content": question}]
-    known = reply.usage.total_tokens
-    reply = litellm.completion(
-        "agentcache/tiny-hybrid", messages, session_id="fix-1", max_tokens=16
-    )
-    cached = reply.usage.prompt_tokens_details.cached_tokens
-    print(f"{cached} of {reply.usage.prompt_tokens} prompt tokens reused")
-    assert cached >= known - 1  # all but the last sampled token, which was never computed
+parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+weather = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
 
-tools = [
-    {
-        "type": "function",
-        "function": {
-            "name": "open_file",
-            "parameters": {
-                "type": "object",
-                "properties": {"path": {"enum": ["validators.py", "tests.py"]}},
-                "required": ["path"],
-                "additionalProperties": False,
-            },
-        },
-    }
-]
+
+def ask(question: str) -> str:
+    """The answer, after the look-ups it takes."""
+    messages.append({"role": "user", "content": question})
+    while True:
+        reply = litellm.completion(
+            "agentcache/tiny-agent", messages, session_id="ada-2", tools=[weather]
+        )
+        message, usage = reply.choices[0].message, reply.usage
+        cached = usage.prompt_tokens_details.cached_tokens
+        print(f"{cached} of {usage.prompt_tokens} prompt tokens reused")
+        messages.append(message)
+        if not message.tool_calls:
+            return str(message.content)
+        for call in message.tool_calls:
+            city = json.loads(call.function.arguments)["city"]
+            result = {"Oslo": "snow", "Lima": "sunny"}.get(city, "error: not found")
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+
+
+messages.append(reply.choices[0].message)
+for question, answer in (
+    ("What is the weather in Oslo?", "The weather of Oslo is snow."),
+    ("And Lima?", "The weather of Lima is sunny."),
+    ("What is my name?", "You are Ada."),
+):
+    said = ask(question)
+    print(question, "->", said)
+    assert said == answer
+
 chunks = litellm.completion(
-    "agentcache/tiny-hybrid",
-    messages,
-    tools=tools,
-    tool_choice="required",  # kept by a grammar
-    max_tokens=64,
+    "agentcache/tiny-agent",
+    [{"role": "user", "content": "Weather in Quito?"}],
+    tools=[weather],
     stream=True,
 )
 for chunk in chunks:

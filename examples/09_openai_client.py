@@ -5,34 +5,43 @@ from openai import OpenAI
 from agentcache import Runtime
 from agentcache.integrations.server import ServerConfig, serving
 
-with Runtime.load("tiny-hybrid") as rt, serving(rt, ServerConfig(port=0)) as url:
+operands = {"a": {"type": "number"}, "b": {"type": "number"}}
+parameters = {"type": "object", "properties": operands, "required": ["a", "b"]}
+MULTIPLY = {"type": "function", "function": {"name": "multiply", "parameters": parameters}}
+
+with Runtime.load("tiny-agent") as rt, serving(rt, ServerConfig(port=0)) as url:
     client = OpenAI(base_url=f"{url}/v1", api_key="not needed on loopback")
     messages = [
-        {"role": "system", "content": "You are a careful agent. " * 20},
-        {"role": "user", "content": "Where do we begin?"},
+        {"role": "system", "content": "You are a careful agent. The code word is Amber."},
+        {"role": "user", "content": "What is 12 times 34?"},
     ]
-    for question in ("And then?", "And after that?", None):
+    reply = client.chat.completions.create(
+        model="tiny-agent", messages=messages, tools=[MULTIPLY], extra_body={"session_id": "demo"}
+    )
+    (call,) = reply.choices[0].message.tool_calls or ()
+    print(call.function.name, call.function.arguments)
+    assert call.function.arguments == '{"a": 12, "b": 34}'
+    messages.append(reply.choices[0].message)
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": "408"})
+    for question, answer in ((None, "12 * 34 is 408."), ("What is the code word?", "The code word is Amber.")):
+        if question is not None:
+            messages.append({"role": "user", "content": question})
         reply = client.chat.completions.create(
-            model="tiny-hybrid",
+            model="tiny-agent",
             messages=messages,
-            max_tokens=16,
+            tools=[MULTIPLY],
             extra_body={"session_id": "demo"},
         )
-        usage = reply.usage
-        assert usage is not None
-        assert usage.prompt_tokens_details is not None
-        cached = usage.prompt_tokens_details.cached_tokens
-        print(cached, "of", usage.prompt_tokens, "prompt tokens reused")
-        if question is not None:
-            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
-            messages.append({"role": "user", "content": question})
-    assert cached > 100
+        cached = reply.usage.prompt_tokens_details.cached_tokens
+        print(f"{cached} of {reply.usage.prompt_tokens} cached:", reply.choices[0].message.content)
+        assert reply.choices[0].message.content == answer
+        messages.append(reply.choices[0].message)
 
     # the same model remembers a conversation itself
-    first = client.responses.create(model="tiny-hybrid", input="Hello", max_output_tokens=8)
+    first = client.responses.create(model="tiny-agent", input="My name is Ada.")
     second = client.responses.create(
-        model="tiny-hybrid", input="More", previous_response_id=first.id, max_output_tokens=8
+        model="tiny-agent", input="What is my name?", previous_response_id=first.id
     )
-    assert second.usage is not None
-    print(second.usage.input_tokens_details.cached_tokens, "tokens of the first response reused")
+    print(second.usage.input_tokens_details.cached_tokens, "cached:", second.output_text)
+    assert second.output_text == "You are Ada."
     client.close()

@@ -1,6 +1,6 @@
 """A LangChain chat model on a runtime in this process; calls belong to sessions.
 
->>> chat = ChatAgentCache(model="tiny-hybrid", max_tokens=64)               # doctest: +SKIP
+>>> chat = ChatAgentCache(model="tiny-agent", max_tokens=64)               # doctest: +SKIP
 >>> chat.invoke("Hello", config={"configurable": {"session_id": "a"}})      # doctest: +SKIP
 """
 
@@ -91,7 +91,7 @@ class ChatAgentCache(BaseChatModel):
         populate_by_name=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()
     )
 
-    model_name: str = Field(default="tiny-hybrid", alias="model")
+    model_name: str = Field(default="tiny-agent", alias="model")
     runtime: Any = Field(default=None, exclude=True, repr=False)
     load_options: dict[str, Any] = Field(default_factory=dict)
     tenant: str | None = None
@@ -193,9 +193,11 @@ class ChatAgentCache(BaseChatModel):
     @property
     def sessions(self) -> SessionBook:
         """The sessions that calls have opened."""
-        _ = self.engine
-        assert self._state.book is not None
-        return self._state.book
+        state = self._state
+        if state.book is None:
+            _ = self.engine
+        assert state.book is not None
+        return state.book
 
     @contextmanager
     def session(self, id: str) -> Iterator[None]:

@@ -14,6 +14,7 @@ import typer
 from agentcache.chat.conversation import Conversation
 from agentcache.chat.screen import Screen
 from agentcache.chat.shell import Shell
+from agentcache.chat.toolbox import SCHEMAS
 from agentcache.cli_options import Adapter, Budget, Model, Threads, Unproven
 from agentcache.config import CacheConfig
 from agentcache.errors import ConfigError, InvalidRequest, ModelError
@@ -34,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def chat(
-    model: Model = "tiny-hybrid",
+    model: Model = "tiny-agent",
     adapter: Adapter = None,
     unproven: Unproven = False,
     budget: Budget = "512MiB",
@@ -42,7 +43,11 @@ def chat(
     session: Annotated[str, typer.Option(help="Name of the first session.")] = "chat",
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     tools: Annotated[
-        Path | None, typer.Option(help="JSON file with a list of tools in OpenAI form.")
+        Path | None,
+        typer.Option(
+            help="JSON file with a list of tools in OpenAI form; /result gives their results. By "
+            "default tiny-agent gets a calculator and heights of mountains, which the chat runs."
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a reply.")] = 256,
     temperature: Annotated[
@@ -73,7 +78,9 @@ def chat(
         if not session:
             raise ConfigError("the name of the session is empty; give at least one character")
         options = _options(max_tokens, temperature, verify)
-        known_tools = None if tools is None else _read_tools(tools)
+        runs_tools = tools is None and model == "tiny-agent"
+        own_tools = SCHEMAS if runs_tools else None
+        known_tools = own_tools if tools is None else _read_tools(tools)
         cache = CacheConfig(budget=budget)
         with _log(json_file) as log:
             runtime = _load(
@@ -89,7 +96,14 @@ def chat(
                 talk = Conversation(
                     runtime, session, system=system, tools=known_tools, options=options
                 )
-                shell = Shell(talk, screen, max_tokens=max_tokens, is_asked=is_terminal, log=log)
+                shell = Shell(
+                    talk,
+                    screen,
+                    max_tokens=max_tokens,
+                    is_asked=is_terminal,
+                    runs_tools=runs_tools,
+                    log=log,
+                )
                 if is_terminal:
                     _greet(screen, model, session)
                 all_done = shell.run()
@@ -161,8 +175,10 @@ def _load(screen: Screen, model: str, **options: Any) -> Runtime:
 
 
 def _greet(screen: Screen, model: str, session: str) -> None:
-    from agentcache.engine.tiny_hybrid import EMBEDDED_MODELS
+    from agentcache.engine.embedded import RANDOM_NAMES
 
     screen.remark(f"{model}, session {session} · /help lists the commands, Ctrl-D ends the chat")
-    if model in EMBEDDED_MODELS:
+    if model in RANDOM_NAMES:
         screen.remark("its weights are random: it computes honestly and answers noise")
+    elif model == "tiny-agent":
+        screen.remark('a toy that calls tools; ask "What can you do?", "Add 12 to the height of Fuji."')

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from agentcache.chat.commands import COMMANDS, Leave
 from agentcache.chat.interrupts import Interrupts
 from agentcache.chat.screen import ReplyView
+from agentcache.chat.toolbox import run_tool
 from agentcache.errors import AgentCacheError, InvalidRequest, RequestCancelled
 
 if TYPE_CHECKING:
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Shell", "turn_record"]
 
+# A model that calls without end is left at the prompt.
+_MOST_CALLS_IN_A_ROW = 8
+
 
 class Shell:
     """One chat from its first line to its last.
 
-    is_asked: lines are asked for with a prompt; otherwise they are read as they come. log: where a
-    line of JSON is written for each turn.
+    is_asked: lines are asked for with a prompt; otherwise they are read as they come. runs_tools:
+    calls are answered by the chat's own tools. log: where a line of JSON is written for each turn.
     """
 
     def __init__(
@@ -36,12 +40,14 @@ class Shell:
         *,
         max_tokens: int,
         is_asked: bool,
+        runs_tools: bool = False,
         log: TextIO | None = None,
     ) -> None:
         self.chat = chat
         self.screen = screen
         self._max_tokens = max_tokens
         self._is_asked = is_asked
+        self._runs_tools = runs_tools
         self._log = log
         self._num_refused = 0
         self._num_different = 0
@@ -88,7 +94,20 @@ class Shell:
         command.run(self, argument.strip())
 
     def reply(self, begin: Callable[[], TurnStream]) -> None:
-        """Show a reply as it comes, and then what it cost. Raises what its call raises."""
+        """Show a reply, and those to the results of what it calls. Raises what a call raises."""
+        turn = self._reply_once(begin)
+        for _ in range(_MOST_CALLS_IN_A_ROW):
+            calls = turn.message.get("tool_calls") if turn is not None else None
+            if not calls or not self._runs_tools:
+                return
+            results = [run_tool(call["function"]) for call in calls]
+            for result in results:
+                self.screen.remark(f"  {result}")
+            text = results[0] if len(results) == 1 else json.dumps(results)
+            turn = self._reply_once(lambda text=text: self.chat.answer(text))
+
+    def _reply_once(self, begin: Callable[[], TurnStream]) -> Turn | None:
+        """One reply as it comes, and then what it cost; None if it was cancelled."""
         view = ReplyView(self.screen)
         try:
             with Interrupts() as interrupts, begin() as stream:
@@ -99,7 +118,7 @@ class Shell:
             self.screen.remark("cancelled; the session stands where it stood")
             if not self._is_asked:
                 raise KeyboardInterrupt
-            return
+            return None
         self.chat.present.last = turn
         self.screen.counted(turn, self._max_tokens)
         self._num_different += turn.verify is not None and not turn.verify.ok
@@ -107,6 +126,7 @@ class Shell:
             record = turn_record(self.chat.present.name, turn)
             self._log.write(json.dumps(record) + "\n")
             self._log.flush()
+        return turn
 
     def _follow(self, stream: TurnStream, view: ReplyView, interrupts: Interrupts) -> Turn | None:
         """The finished turn; None where it was cancelled."""

@@ -283,7 +283,7 @@ class Session:
     def messages(self) -> list[dict[str, Any]]:
         """The only tip's messages, replies included. Raises AmbiguousTip."""
         tip = self._record.tip(None)
-        return [] if tip is None else [dict(message) for message in tip.history.messages]
+        return [] if tip is None else [dict(copied(message)) for message in tip.history.messages]
 
     def idle(self, expect: float | str | None = None) -> None:
         """Hint: the session waits for a tool, for about `expect` seconds (or "30s", "5m", "1h").

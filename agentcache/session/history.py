@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from operator import eq
 from typing import TYPE_CHECKING, Any
 
 from agentcache.engine.append_log import AppendLog
@@ -60,7 +59,8 @@ class History:
     def is_said_by(self, messages: Sequence[Any]) -> bool:
         """Whether a list begins with all messages, spelled its way."""
         spelled = len(self.spelled)
-        if len(messages) >= len(self.messages) and all(map(eq, self.spelled, messages)):
+        # Lists are compared by what is the same object first.
+        if len(messages) >= len(self.messages) and [*self.spelled] == [*messages[:spelled]]:
             rest = self.messages[spelled:]
             if all(map(same_message, rest, messages[spelled : len(self.messages)])):
                 return True

@@ -185,7 +185,14 @@ class PromptBuilder:
             return self._whole([*history.messages, *new], tools, (tip,))
         before, reply = history.messages.first(len(history.messages) - 1), history.messages[-1]
         rendered = self._format.continue_history(
-            history.parts, before, reply, new, tools, ends=history.ends, known=history.chat
+            history.parts,
+            before,
+            reply,
+            new,
+            tools,
+            ends=history.ends,
+            known=history.chat,
+            reply_start=history.encoding.reused,
         )
         encoding = self._format.encode_on(rendered, history.encoding)
         goes_on = rendered.goes_on

@@ -80,7 +80,7 @@ class Call:
     """
 
     model_name: str
-    messages: list[dict[str, Any]]
+    messages: Sequence[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     options: dict[str, Any]
     place: Place

@@ -53,9 +53,22 @@ class ReadList:
     """A list in OpenAI form, which is not to be changed, and the digests of its messages, the first
     `lead` of the system."""
 
-    messages: list[dict[str, Any]]
+    messages: list[_Kept]
     digests: tuple[int, ...]
     lead: int
+
+
+class _Kept(dict[str, Any]):
+    """A message that was read, which nobody changes: a session that keeps a copy of it keeps this,
+    and sees at once that it is the same when it comes again."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return self
+
+
+def _kept(messages: list[dict[str, Any]]) -> list[_Kept]:
+    """Messages apart from what they were read from, which may be changed in place."""
+    return [*map(_Kept, copy.deepcopy(messages))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,24 +95,20 @@ class MessageReader:
         """Read a list. Raises what `openai_messages` raises."""
         print_ = _Print.of(messages)
         with self._lock:
-            known = self._known.get(name)
-        same = 0 if known is None else print_.num_same(known.print)
-        if known is None or not same:
-            read = openai_messages(messages)
-            values = [message_digest(message) for message in read]
-            digests = digests_of_runs(read, values)
-        else:
-            # The last of them may be results of parallel calls, whose digests are put in order.
-            first = same
-            while first and known.read.messages[first - 1]["role"] == "tool":
-                first -= 1
-            read = openai_messages(messages, known.read.messages[:same])
-            values = known.values[:same]
-            values += [message_digest(message) for message in read[same:]]
-            digests = known.read.digests[:first] + digests_of_runs(read[first:], values[first:])
+            known = self._known.get(name, _NOTHING)
+        same = print_.num_same(known.print)
+        # The last of them may be results of parallel calls, whose digests are put in order.
+        first = same
+        while first and known.read.messages[first - 1]["role"] == "tool":
+            first -= 1
+        before = known.read.messages[:same]
+        new = _kept(openai_messages(messages, before)[same:])
+        read = [*before, *new]
+        values = [*known.values[:same], *map(message_digest, new)]
+        digests = known.read.digests[:first] + digests_of_runs(read[first:], values[first:])
         result = ReadList(read, digests, lead_len(read))
         with self._lock:
-            self._known[name] = _Known(print_, values, result)
+            self._known[name] = _Known(print_.after(known.print, same), values, result)
             self._known.move_to_end(name)
             while len(self._known) > self._most:
                 self._known.popitem(last=False)
@@ -167,6 +176,20 @@ class _Print:
                 return place
         return num
 
+    def after(self, known: _Print, same: int) -> _Print:
+        """The same, made of the values in `known` as far as they are the same: so texts that are
+        made anew for each call are not kept beside those that were read."""
+        before, after = known.rest.items(), self.rest.items()
+        rest = {place: own for place, own in before if place < same}
+        rest |= {place: own for place, own in after if place >= same}
+        return _Print(
+            known.kinds[:same] + self.kinds[same:],
+            known.contents[:same] + self.contents[same:],
+            known.names[:same] + self.names[same:],
+            known.answered[:same] + self.answered[same:],
+            rest,
+        )
+
 
 def _num_equal(a: list[Any], b: list[Any]) -> int:
     """How many leading items are equal."""
@@ -191,6 +214,9 @@ def _frozen(kind: type, fields: dict[str, Any]) -> bytes | None:
         return marshal.dumps(said, _EXACT)
     except ValueError:  # a value that is no plain JSON
         return None
+
+
+_NOTHING = _Known(_Print([], [], [], [], {}), [], ReadList([], (), 0))
 
 
 class ToolReader:

@@ -4,7 +4,7 @@
 >>> from agentcache.integrations import litellm_provider                    # doctest: +SKIP
 >>> litellm_provider.register()                                             # doctest: +SKIP
 >>> litellm.completion(                                                     # doctest: +SKIP
-...     "agentcache/tiny-hybrid", [{"role": "user", "content": "Hi"}], session_id="thread-1"
+...     "agentcache/tiny-agent", [{"role": "user", "content": "Hi"}], session_id="thread-1"
 ... )
 """
 

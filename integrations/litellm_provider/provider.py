@@ -25,7 +25,7 @@ __all__ = ["AgentCacheLLM", "register", "unregister"]
 def register(
     runtime: Runtime | Callable[[], Runtime] | None = None,
     *,
-    model: str = "tiny-hybrid",
+    model: str = "tiny-agent",
     tenant: str | None = None,
     max_sessions: int = 1024,
     idle_s: float = 3600.0,

@@ -3,7 +3,7 @@
     from agentcache import Runtime
     from agentcache.integrations.server import ServerConfig, serving
 
-    with Runtime.load("tiny-hybrid") as rt, serving(rt, ServerConfig(port=0)) as url:
+    with Runtime.load("tiny-agent") as rt, serving(rt, ServerConfig(port=0)) as url:
         ...                                                  # clients of OpenAI's API: f"{url}/v1"
 
 Needs `pip install 'agentcache[server]'`; on the command line it is `agentcache serve`.

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    model: Model = "tiny-hybrid",
+    model: Model = "tiny-agent",
     name: Annotated[
         str | None, typer.Option(help="Name that clients ask for; by default that of the model.")
     ] = None,

@@ -33,7 +33,7 @@ class ServerConfig:
     ping_s: a stream that is silent for so long gets a comment, so that nobody on the way hangs up.
     """
 
-    model: str = "tiny-hybrid"
+    model: str = "tiny-agent"
     host: str = "127.0.0.1"
     port: int = 8000
     keys: ApiKeys = field(default_factory=ApiKeys)

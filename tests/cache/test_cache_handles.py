@@ -26,6 +26,7 @@ from testkit.helpers import (
 from testkit.strategies import array, tokens
 
 from agentcache.cache import HybridCache, Lease, OutOfPages, SessionRef
+from agentcache.cache.tables import path_pages
 from agentcache.tree.node import Node
 from agentcache.types import Kind
 
@@ -364,7 +365,7 @@ def test_cost_of_a_turn_does_not_grow_with_the_trajectory(
         visits += 1
         return bool(is_root(node))
 
-    read, path_pages = 0, cache._path_pages
+    read = 0
 
     def reading(*args: Any) -> IntArray:
         nonlocal read
@@ -373,7 +374,7 @@ def test_cost_of_a_turn_does_not_grow_with_the_trajectory(
         return pages
 
     monkeypatch.setattr(Node, "is_root", property(counting))
-    monkeypatch.setattr(cache, "_path_pages", reading)
+    monkeypatch.setattr("agentcache.cache.tables.path_pages", reading)
     agent, costs = Agent(cache), []
     for turn in range(1000):
         visits = read = 0

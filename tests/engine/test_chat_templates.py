@@ -9,6 +9,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentcache.engine.chat import ChatFormat
+from agentcache.engine.segments import ShortTexts
+from agentcache.engine.stepwise_template import StepwiseTemplate
 from agentcache.engine.tokenizer import Tokenizer
 
 ENGINE = Path(__file__).parents[2] / "engine"
@@ -55,6 +57,11 @@ def two_turns(
     ids = chat_format.encode_reply(said).tolist()
     parts = chat_format.encode(first.segments).parts + chat_format.reply_parts([*ids, *end])
     going_on = chat_format.continue_history(parts, [USER], reply, [NEXT], tools)
+    known = chat_format.continue_history(
+        *(parts, [USER], reply, [NEXT], tools), known=first.chat, reply_start=len(first.segments)
+    )
+    assert text_of(known.segments) == text_of(going_on.segments)
+    assert known.fallback == going_on.fallback
     whole = chat_format.render([USER, reply, NEXT], tools)
     encoded = chat_format.encode(whole.segments, parts).ids.tolist()
     if text_of(going_on.segments) == text_of(whole.segments):
@@ -89,6 +96,69 @@ def test_a_reply_is_kept_and_closed_as_the_template_closes_it(template, ended, s
     assert going_on == whole.replace("well yes", said)
     assert fallback is None
     assert chat_format.reply_text([USER], REPLY) == REPLY["content"]
+
+
+@pytest.mark.parametrize("template", [PLAIN + HEADER, ENDS_ONLY_WITHOUT_HEADER])
+@pytest.mark.parametrize(("said", "passes"), [("well yes", 1), ("well  yes", 2)])
+def test_a_reply_that_the_template_writes_to_the_letter_takes_one_pass(
+    template, said, passes, monkeypatch
+):
+    chat_format = format_of(template, ends=("</s>",))
+    first = chat_format.render([USER])
+    ids = [*chat_format.encode_reply(said).tolist(), bytes_only(template).special_ids[CLOSE]]
+    parts = chat_format.encode(first.segments).parts + chat_format.reply_parts(ids)
+    run, lens = StepwiseTemplate.passed, []
+
+    def counted(self, variables, runs):
+        lens.append(len(variables["messages"]))
+        return run(self, variables, runs)
+
+    monkeypatch.setattr(StepwiseTemplate, "passed", counted)
+    rendered = chat_format.continue_history(
+        *(parts, [USER], REPLY, [NEXT, NEXT]),
+        ends=first.ends,
+        known=first.chat,
+        reply_start=len(first.segments),
+    )
+    monkeypatch.undo()
+    assert len(lens) >= passes
+    assert (set(lens) == {4}) == (passes == 1)
+    whole = chat_format.render([USER, REPLY, NEXT, NEXT])
+    ends = [text_of(rendered.segments[:end]) for end in rendered.ends]
+    assert ends == [text_of(whole.segments[:end]).replace("well yes", said) for end in whole.ends]
+
+
+@pytest.mark.parametrize("said", ["<think>hm", "<think>hm</think>wel", "wel"])
+def test_a_reply_that_was_cut_off_is_closed_to_the_letter(embedded, said):
+    chat_format = ChatFormat(embedded)
+    first = chat_format.render([USER])
+    parts = chat_format.encode(first.segments).parts
+    parts += chat_format.reply_parts(chat_format.encode_reply(said))
+    reply = chat_format.parse_reply(said)
+    rendered = chat_format.continue_history(
+        *(parts, [USER], reply, [NEXT]), known=first.chat, reply_start=len(first.segments)
+    )
+    whole = chat_format.render([USER, reply, NEXT])
+    assert text_of(rendered.segments) == text_of(whole.segments)
+    assert rendered.goes_on
+
+
+def test_short_texts_of_a_template_are_encoded_once_and_not_kept_for_ever(embedded, monkeypatch):
+    encoded: list[str] = []
+    encode = Tokenizer.encode_plain
+
+    def counted(self, text, *, at_start=True):
+        encoded.append(text)
+        return encode(self, text, at_start=at_start)
+
+    monkeypatch.setattr(Tokenizer, "encode_plain", counted)
+    short = ShortTexts(embedded)
+    ids = [short.ids("assistant") for _ in range(3)]
+    assert encoded == ["assistant"]
+    assert ids[2].tolist() == list(encode(embedded, "assistant", at_start=False))
+    for number in range(1000):
+        short.ids(str(number))
+    assert len(short._known) <= 256
 
 
 def test_a_reply_is_ended_once_where_the_model_ends_otherwise_than_the_template():

@@ -107,6 +107,22 @@ def test_tools_keep_the_order_a_session_first_had(runtime: Runtime) -> None:
     assert head_of(runtime, session, turn).partition("Go")[0] == heads[0]
 
 
+def test_what_is_changed_in_place_after_a_call_is_in_the_next_prompt(runtime: Runtime) -> None:
+    session = runtime.session()
+    messages = [SYSTEM, user("Look")]
+    first = session.complete(messages, replay=CALL)
+    messages += [first.message, result("call00000", "one"), user("Go on")]
+    second = session.complete(messages, max_new_tokens=2)
+    messages += [second.message, user("And on")]
+    messages[3]["content"] = "two"
+    session.messages[2]["tool_calls"][0]["function"]["name"] = "not asked for"
+    third = session.complete(messages, max_new_tokens=2)
+    text = head_of(runtime, session, third)
+    assert "two" in text
+    assert "one" not in text.partition("Look")[2]
+    assert CALL in text
+
+
 def test_another_set_of_tools_is_in_the_prompt(runtime: Runtime) -> None:
     session = runtime.session()
     first = session.complete([user("Go")], tools=[tool("read"), tool("read")], max_new_tokens=2)

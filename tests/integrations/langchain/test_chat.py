@@ -267,6 +267,20 @@ def test_an_edited_list_stays_in_its_session_and_keeps_the_part_before_the_edit(
     assert cached(third) > 10
 
 
+def test_arguments_changed_in_place_after_a_call_are_in_the_next_prompt(chat):
+    asked = {"name": "add", "args": {"a": 11, "b": 22}, "id": "c1", "type": "tool_call"}
+    messages = [*HELLO, AIMessage("", tool_calls=[asked]), ToolMessage("33", tool_call_id="c1")]
+    messages.append(chat.invoke(messages, session_id="s"))
+    messages[2].tool_calls[0]["args"]["b"] = 77
+    again = chat.invoke([*messages, HumanMessage("And?")], session_id="s")
+    session = chat.sessions.session(told(again)["session"])
+    text = chat.engine.tokenizer.decode(
+        session.ids[: again.usage_metadata["input_tokens"]].tolist()
+    )
+    assert "77" in text
+    assert "22" not in text
+
+
 def test_a_clock_in_the_system_prompt_is_named(chat):
     def at(clock: str, *more: Any) -> list[Any]:
         return [SystemMessage(f"You repair programs. It is {clock}."), HELLO[1], *more]

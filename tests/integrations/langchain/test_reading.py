@@ -81,6 +81,30 @@ def test_whatever_is_changed_in_place_is_read_anew(name: str) -> None:
     check(reader, messages)
 
 
+def test_what_was_read_stays_as_it_was_when_its_messages_are_changed_in_place() -> None:
+    reader, messages = MessageReader(4), thread()
+    read = reader.read("a", messages).messages
+    before, copied = repr(read), copy.deepcopy(read)
+    CHANGES["nested argument"](messages)
+    assert repr(read) == before
+    assert all(a is b for a, b in zip(read, copied, strict=True))  # sessions keep these
+    again = reader.read("a", messages).messages
+    assert [a is b for a, b in zip(read, again, strict=True)] == [True, True] + 5 * [False]
+
+
+def test_texts_made_anew_for_each_call_are_not_kept() -> None:
+    reader, messages = MessageReader(4), thread()
+    read = reader.read("a", messages).messages
+    anew = [type(m)(**{**vars(m), "content": copy.deepcopy(m.content)}) for m in messages]
+    for message in anew[3:]:
+        message.content = "".join(message.content)
+    anew[5].content = "".join(["se", "ven"])
+    reader.read("a", anew)
+    kept = reader._known["a"].print.contents
+    assert kept[5] is read[5]["content"]
+    assert kept[5] is not anew[5].content
+
+
 def test_a_list_that_grows_is_right_at_every_length() -> None:
     reader, messages = MessageReader(4), thread()
     for end in range(2, len(messages) + 1):

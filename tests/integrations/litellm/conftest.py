@@ -60,7 +60,7 @@ def shared_runtime() -> Iterator[Runtime]:
 
 @pytest.fixture
 def runtime(shared_runtime: Runtime) -> Iterator[Runtime]:
-    """The shared runtime with nothing in its cache, registered as `agentcache/tiny-hybrid`."""
+    """The shared runtime with nothing in its cache, registered as `agentcache/tiny-agent`."""
     shared_runtime.clear()
     litellm_provider.register(shared_runtime)
     yield shared_runtime

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from agentcache import Runtime
 
-MODEL = "agentcache/tiny-hybrid"
+MODEL = "agentcache/tiny-agent"
 HELLO = [{"role": "user", "content": "Count."}]
 LONG = 20_000
 """More tokens than a test would wait for."""

@@ -10,7 +10,7 @@ import litellm
 if TYPE_CHECKING:
     from agentcache import Runtime
 
-MODEL = "agentcache/tiny-hybrid"
+MODEL = "agentcache/tiny-agent"
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},

@@ -13,7 +13,7 @@ from agentcache.integrations import litellm_provider
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODEL = "agentcache/tiny-hybrid"
+MODEL = "agentcache/tiny-agent"
 HELLO = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 

@@ -33,26 +33,26 @@ def test_registering_twice_changes_nothing(runtime: Runtime) -> None:
     assert litellm_provider.register() is first
     handlers = [i for i in litellm.custom_provider_map if i["provider"] == "agentcache"]
     assert len(handlers) == 1
-    assert first.models == ("tiny-hybrid",)
-    assert say("tiny-hybrid")
+    assert first.models == ("tiny-agent",)
+    assert say("tiny-agent")
 
 
 def test_a_taken_name_takes_no_other_runtime(runtime: Runtime) -> None:
-    with pytest.raises(ConfigError, match="agentcache/tiny-hybrid is registered"):
+    with pytest.raises(ConfigError, match="agentcache/tiny-agent is registered"):
         litellm_provider.register(small_runtime)
 
 
 def test_two_models_answer_for_themselves(runtime: Runtime) -> None:
     with small_runtime() as other:
         litellm_provider.register(other, model="other")
-        assert say("tiny-hybrid") == say("other")
+        assert say("tiny-agent") == say("other")
         for each in (runtime, other):
             assert [record.id for record in each.registry if not record.closed] == ["s"]
         litellm_provider.unregister("other")
         assert [record for record in other.registry if not record.closed] == []
         with pytest.raises(litellm.NotFoundError):
             say("other")
-        assert say("tiny-hybrid")
+        assert say("tiny-agent")
 
 
 def test_a_runtime_is_made_once_when_it_is_first_needed(runtime: Runtime) -> None:
@@ -77,7 +77,7 @@ def test_the_callers_runtime_stays_open(runtime: Runtime) -> None:
     litellm_provider.unregister()
     assert runtime.stats()["running"]["requests"] == 0
     with pytest.raises(litellm.BadRequestError):
-        say("tiny-hybrid")
+        say("tiny-agent")
 
 
 def test_other_providers_of_the_host_stay(runtime: Runtime) -> None:
@@ -91,7 +91,7 @@ def test_other_providers_of_the_host_stay(runtime: Runtime) -> None:
 
 
 def test_litellm_knows_what_the_model_can_do(runtime: Runtime) -> None:
-    name = "agentcache/tiny-hybrid"
+    name = "agentcache/tiny-agent"
     assert litellm.get_model_info(name)["max_input_tokens"] == runtime.max_len
     assert litellm.supports_function_calling(name)
     reply = litellm.completion(name, HELLO, max_tokens=1)
@@ -109,11 +109,11 @@ def test_a_proxy_finds_the_handler_beside_its_configuration(
     config = str(tmp_path / "config.yaml")
     handler = get_instance_fn("agentcache_models.handler", config_file_path=config)
     assert handler is litellm_provider.register(runtime)
-    assert handler.models == ("tiny-hybrid", "proxied")
+    assert handler.models == ("tiny-agent", "proxied")
 
 
 def test_a_router_keeps_the_session(runtime: Runtime) -> None:
-    params = {"model": "agentcache/tiny-hybrid"}
+    params = {"model": "agentcache/tiny-agent"}
     router = litellm.Router(model_list=[{"model_name": "m", "litellm_params": params}])
     for _ in range(2):
         reply = router.completion(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from agentcache import Runtime
 
-MODEL = "agentcache/tiny-hybrid"
+MODEL = "agentcache/tiny-agent"
 HELLO = [{"role": "user", "content": "What is 1 and 2?"}]
 TOOLS = [
     {

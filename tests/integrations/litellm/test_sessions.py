@@ -12,7 +12,7 @@ from agentcache.integrations import litellm_provider
 if TYPE_CHECKING:
     from agentcache import Runtime
 
-MODEL = "agentcache/tiny-hybrid"
+MODEL = "agentcache/tiny-agent"
 HELLO = [{"role": "user", "content": "Which files are there?"}]
 
 PLACES: list[tuple[str, dict[str, Any]]] = [

@@ -17,7 +17,7 @@ from agentcache.integrations.litellm_provider.models import Sessions
 if TYPE_CHECKING:
     from agentcache import Runtime
 
-MODEL = "agentcache/tiny-hybrid"
+MODEL = "agentcache/tiny-agent"
 HELLO = [{"role": "user", "content": "Which files are there?"}]
 LONG = 20_000
 """More tokens than a test would wait for."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentcache.integrations.server.app import Server
     from agentcache.integrations.server.threads import Threads
 
-MODEL = "tiny-hybrid"
+MODEL = "tiny-agent"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-MODEL = "tiny-hybrid"
+MODEL = "tiny-agent"
 
 
 @pytest.mark.parametrize("stop", [None, "cut"])

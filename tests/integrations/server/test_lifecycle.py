@@ -12,7 +12,7 @@ from testkit.waiting import until
 from agentcache import ConfigError
 from agentcache.integrations.server import ServerConfig, serving
 
-MODEL = "tiny-hybrid"
+MODEL = "tiny-agent"
 
 
 def body(max_tokens: int, *, stream: bool) -> dict:

@@ -15,7 +15,7 @@ from agentcache.integrations.server.config import ServerConfig  # noqa: E402
 from agentcache.integrations.server.lifecycle import all_routes  # noqa: E402
 from agentcache.integrations.server.schema import document  # noqa: E402
 
-MODEL = "tiny-hybrid"
+MODEL = "tiny-agent"
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 CHECKS = [
     checks.not_a_server_error,

@@ -12,7 +12,7 @@ import openai
 
 from agentcache import Session, SessionError
 
-MODEL = "tiny-hybrid"
+MODEL = "tiny-agent"
 TOOL = {
     "type": "function",
     "name": "weather",

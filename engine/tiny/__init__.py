@@ -1,0 +1,1 @@
+"""How `tiny-agent` is made: the dialogues it learns, its tokenizer, its training and its test."""

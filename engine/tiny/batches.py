@@ -1,0 +1,131 @@
+"""Dialogues as padded batches of token ids, with targets on what the assistant says."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentcache.engine.tiny.dialogues import draw_dialogue
+from agentcache.engine.tiny.rendering import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from agentcache.engine.tiny.dialogues import Dialogue
+
+__all__ = ["IGNORED", "Batch", "Example", "batches_of", "draw_examples", "example_of"]
+
+IGNORED = -100
+"""Target of a token that nobody has to predict."""
+_DRILLS = 0.8  # of the first examples; fewer between these parts of the training
+_DRILLS_FADE = (0.12, 0.24)
+_FEW_TOKENS = 264  # that drills are made of at first; between these parts they become all
+_TOKENS_GROW = (0.12, 0.18)
+_FIRST_TEXT_ID = 8
+_ROLE_HEADER = 3  # tokens that open a message: the mark, the role, the mark
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Token ids of a dialogue, and where its replies lie, end marks included."""
+
+    ids: list[int]
+    replies: list[slice]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """ids and targets: [rows, tokens]; a target is the token after, or IGNORED."""
+
+    ids: Tensor
+    targets: Tensor
+    examples: tuple[Example, ...]
+
+
+def example_of(tokenizer: Tokenizer, dialogue: Dialogue) -> Example:
+    """A dialogue in tokens."""
+    ids = tokenizer.encode(render(dialogue)).ids
+    start = tokenizer.token_to_id("<|start_of_role|>")
+    end = tokenizer.token_to_id("<|end_of_text|>")
+    assistant = tokenizer.token_to_id("assistant")
+    replies = []
+    for at, token in enumerate(ids):
+        if token == start and ids[at + 1] == assistant:
+            first = at + _ROLE_HEADER
+            replies.append(slice(first, ids.index(end, first) + 1))
+    return Example(ids, replies)
+
+
+def draw_examples(
+    tokenizer: Tokenizer, seed: str, progress: float, num_tokens: int
+) -> list[Example]:
+    """Dialogues of `num_tokens` tokens together, as suits the part of the training that is over.
+
+    Short ones at first, among drills in copying; then up to eight turns; from the middle on also
+    some of up to forty, and system prompts that say much.
+    """
+    draws = random.Random(seed)
+    examples: list[Example] = []
+    while sum(len(example.ids) for example in examples) < num_tokens:
+        if draws.random() < _DRILLS * (1 - _rise(progress, *_DRILLS_FADE)):
+            growth = _rise(progress, *_TOKENS_GROW)
+            num_known = round(_FEW_TOKENS * (tokenizer.get_vocab_size() / _FEW_TOKENS) ** growth)
+            examples.append(_drill(draws, num_known))
+            continue
+        if progress < 0.12:
+            num_turns, noise = draws.choice((1, 1, 2)), 10
+        else:
+            num_turns, noise = draws.choice((1, 1, 2, 2, 3, 4, 5, 6, 8)), 40
+        if progress > 0.4 and draws.random() < 0.06:
+            num_turns = draws.randint(9, 24 if progress < 0.7 else 40)
+        if progress > 0.4 and draws.random() < 0.1:
+            noise = 300
+        dialogue = draw_dialogue(draws, num_turns=num_turns, noise=noise)
+        examples.append(example_of(tokenizer, dialogue))
+    return examples
+
+
+def _rise(progress: float, first: float, last: float) -> float:
+    """From 0 at `first` to 1 at `last`, and level outside."""
+    return min(1.0, max(0.0, (progress - first) / (last - first)))
+
+
+def _drill(draws: random.Random, num_known: int) -> Example:
+    """Tokens without meaning, once and then twice again: a reply that can only be copied.
+
+    Dialogues alone teach copying late, since a form that is right everywhere but in its names and
+    numbers has a low loss already; and it is learned soonest from few different tokens.
+    """
+    pool = range(_FIRST_TEXT_ID, num_known)
+    tokens = draws.sample(pool, draws.randint(6, 20))
+    return Example(tokens * 3, [slice(len(tokens) + 1, 3 * len(tokens))])
+
+
+def batches_of(examples: Sequence[Example], num_tokens: int, pad: int) -> Iterator[Batch]:
+    """The examples in batches of some `num_tokens` tokens, each of about equal lengths."""
+    rows: list[Example] = []
+    for example in sorted(examples, key=lambda example: len(example.ids)):
+        if rows and len(example.ids) * (len(rows) + 1) > num_tokens:
+            yield _batch(rows, pad)
+            rows = []
+        rows.append(example)
+    if rows:
+        yield _batch(rows, pad)
+
+
+def _batch(rows: Sequence[Example], pad: int) -> Batch:
+    width = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), width), pad)
+    targets = torch.full((len(rows), width), IGNORED)
+    for row, example in enumerate(rows):
+        tokens = torch.tensor(example.ids)
+        ids[row, : len(tokens)] = tokens
+        for reply in example.replies:
+            targets[row, reply.start - 1 : reply.stop - 1] = tokens[reply]
+    return Batch(ids, targets, tuple(rows))

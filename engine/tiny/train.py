@@ -1,0 +1,228 @@
+"""Train `tiny-agent` from nothing, on the cores of one machine.
+
+    torchrun --nproc-per-node 2 -m agentcache.engine.tiny.train --out FOLDER
+
+One process per core, of one thread each, with their gradients averaged: small tensors gain little from
+several threads. Stopped and started again with the same folder it goes on where it was. What a step
+sees follows from the seed, the step and the process alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
+
+from agentcache.engine.tiny.batches import IGNORED, Batch, batches_of, draw_examples
+from agentcache.engine.tiny.model import new_agent, swapped_scan
+from agentcache.engine.tiny.vocabulary import train_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Settings", "main", "train"]
+
+_TOKENS_AT_ONCE = 2048  # per batch: what fits into a core's caches
+_STEPS_TO_WARM_UP = 40
+_SMALL_UPDATES = 0.146  # of the updates, of a quarter as many tokens: copying needs updates
+_STEPS_PER_CHECKPOINT = 50
+_NUM_HELD_OUT_TOKENS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """steps: updates in all. tokens: per update, over all processes. rate: of learning, at most."""
+
+    steps: int = 1400
+    tokens: int = 4096
+    rate: float = 8e-3
+    seed: int = 0
+
+
+def train(out: Path, settings: Settings) -> None:
+    """Write weights and tokenizer to `out`, with a checkpoint to go on from."""
+    torch.set_num_threads(1)
+    rank, world = _join()
+    tokenizer = _tokenizer(out, settings.seed, rank)
+    model = new_agent(settings.seed)
+    optimizers = _optimizers(model)
+    first = _restore(out, model, optimizers)
+    with swapped_scan(), _progress(rank, first, settings.steps) as show:
+        for step in range(first, settings.steps):
+            began = time.perf_counter()
+            seed = f"train {settings.seed} {step} {rank}"
+            progress = step / settings.steps
+            num_tokens = settings.tokens if progress >= _SMALL_UPDATES else settings.tokens // 4
+            examples = draw_examples(tokenizer, seed, progress, num_tokens // world)
+            loss = _learn(model, batches_of(examples, _TOKENS_AT_ONCE, 3))
+            _update(model, optimizers, settings.rate * _share(step, settings.steps))
+            show(loss, num_tokens / (time.perf_counter() - began))
+            if rank == 0 and not sys.stdout.isatty() and step % 10 == 0:
+                print(step, round(loss, 4), round(num_tokens / (time.perf_counter() - began)), flush=True)
+            if (step + 1) % _STEPS_PER_CHECKPOINT == 0 or step + 1 == settings.steps:
+                exact = held_out_exactness(model, tokenizer, settings.seed)
+                if rank == 0:
+                    _save(out, model, optimizers, step + 1)
+                    print(f"step {step + 1}: loss {loss:.4f}, replies exact {exact:.2%}", flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _join() -> tuple[int, int]:
+    """This process among those that torchrun started."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        dist.init_process_group("gloo")
+        return dist.get_rank(), world
+    return 0, 1
+
+
+def _tokenizer(out: Path, seed: int, rank: int) -> Tokenizer:
+    path = out / "tokenizer.json"
+    if rank == 0 and not path.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        train_vocabulary(seed).save(str(path), pretty=False)
+    if dist.is_initialized():
+        dist.barrier()
+    return Tokenizer.from_file(str(path))
+
+
+def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside, AdamW for embeddings, convolutions, norms and decays."""
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim == 2 and "embed" not in name
+        (matrices if is_matrix else others).append(parameter)
+    muon = torch.optim.Muon(matrices, lr=1.0, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+def _share(step: int, steps: int) -> float:
+    """Of the greatest learning rate: up at once, level, and down to nothing in the last five eighths."""
+    return min(1.0, (step + 1) / _STEPS_TO_WARM_UP, 1.6 * (steps - step) / steps)
+
+
+def _learn(model: Any, batches: Iterator[Batch]) -> float:
+    """Gradients of the mean loss over what all processes predict; returns that loss."""
+    total, count = torch.zeros(()), 0
+    for batch in batches:
+        loss = _loss(model, batch)
+        loss.backward()
+        total += loss.detach()
+        count += int((batch.targets != IGNORED).sum())
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([total[None], torch.tensor([float(count)]), *(g.flatten() for g in grads)])
+    if dist.is_initialized():
+        dist.all_reduce(flat)
+    mean = flat / flat[1]
+    at = 2
+    for grad in grads:
+        grad.copy_(mean[at : at + grad.numel()].view_as(grad))
+        at += grad.numel()
+    return float(mean[0])
+
+
+def _loss(model: Any, batch: Batch) -> torch.Tensor:
+    wanted = batch.targets != IGNORED
+    logits = _logits(model, batch, wanted)
+    return F.cross_entropy(logits, batch.targets[wanted], reduction="sum")
+
+
+def _logits(model: Any, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
+    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+    return model.lm_head(hidden[wanted]) / model.config.logits_scaling
+
+
+def _update(model: Any, optimizers: list[torch.optim.Optimizer], rate: float) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@torch.no_grad()
+def held_out_exactness(model: Any, tokenizer: Tokenizer, seed: int) -> float:
+    """Share of whole replies that greedy decoding would get right after the right history.
+
+    A reply is decoded exactly if each of its tokens is the likeliest one after those before.
+    """
+    examples = draw_examples(tokenizer, f"held out {seed}", 0.3, _NUM_HELD_OUT_TOKENS)
+    right = num_replies = 0
+    for batch in batches_of(examples, _TOKENS_AT_ONCE, 3):
+        wanted = batch.targets != IGNORED
+        hits = torch.ones_like(wanted)
+        hits[wanted] = _logits(model, batch, wanted).argmax(-1) == batch.targets[wanted]
+        for row, example in enumerate(batch.examples):
+            num_replies += len(example.replies)
+            right += sum(bool(hits[row, r.start - 1 : r.stop - 1].all()) for r in example.replies)
+    return right / num_replies
+
+
+def _save(out: Path, model: Any, optimizers: list[torch.optim.Optimizer], step: int) -> None:
+    state = {
+        "step": step,
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+    }
+    part = out / "checkpoint.part"
+    torch.save(state, part)
+    part.replace(out / "checkpoint.pt")
+
+
+def _restore(out: Path, model: Any, optimizers: list[torch.optim.Optimizer]) -> int:
+    path = out / "checkpoint.pt"
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return int(state["step"])
+
+
+class _progress:
+    """A bar in the first process, nothing in the others."""
+
+    def __init__(self, rank: int, first: int, steps: int) -> None:
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}, {task.fields[speed]:.0f} tokens/s"),
+            TimeRemainingColumn(),
+            disable=rank != 0,
+        )
+        self._task = self._bar.add_task("", total=steps, completed=first, loss=0.0, speed=0.0)
+
+    def __enter__(self) -> Any:
+        self._bar.start()
+        return lambda loss, speed: self._bar.update(self._task, advance=1, loss=loss, speed=speed)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def main() -> None:
+    """Command line entry."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to, or to go on in")
+    for name, kind in (("steps", int), ("tokens", int), ("rate", float), ("seed", int)):
+        parser.add_argument(f"--{name}", type=kind, default=getattr(Settings(), name))
+    args = parser.parse_args()
+    train(args.out, Settings(args.steps, args.tokens, args.rate, args.seed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
