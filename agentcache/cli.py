@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agentcache.chat.command import register as add_chat
 from agentcache.cli_options import Adapter, JsonFile, Model, Policy, Threads, Unproven
+from agentcache.cli_progress import progress_bar
 from agentcache.errors import AgentCacheError, ConfigError, ModelError
 from agentcache.replay.results import ReplayResult, summary_table, trajectory_table
 
@@ -191,8 +191,7 @@ def _diagnose(
         name = model or "tiny-hybrid"
         job = partial(diagnose_model, name, adapter=adapter, unproven=unproven)
         jobs.append((name, job))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, with_time=False) as progress:
         task = progress.add_task("", total=len(jobs))
         done = []
         for name, diagnose in jobs:
@@ -305,13 +304,7 @@ def _replay(
 
         use_threads(threads)
         replayer = Replayer(model, read, settings, adapter=adapter, unproven=unproven)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("replaying calls", total=None)
         return replayer.run(
             budget=budget,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agentcache.cli_options import JsonFile
+from agentcache.cli_progress import progress_bar
 from agentcache.errors import AgentCacheError, ConfigError, TraceError
 from agentcache.simulate.results import Setup
 from agentcache.simulate.runs import Budget, Grid, parse_budget, simulate
@@ -187,13 +187,7 @@ def _more(grid: Grid) -> Iterator[Grid]:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Tell]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("", total=None)
 
         def tell(title: str, done: int, total: int) -> None:

@@ -27,7 +27,7 @@ def ask(question: str) -> str:
         message, usage = reply.choices[0].message, reply.usage
         cached = usage.prompt_tokens_details.cached_tokens
         print(f"{cached} of {usage.prompt_tokens} prompt tokens reused")
-        messages.append(message)
+        messages.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:
             return str(message.content)
         for call in message.tool_calls:

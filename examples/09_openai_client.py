@@ -23,7 +23,10 @@ with Runtime.load("tiny-agent") as rt, serving(rt, ServerConfig(port=0)) as url:
     assert call.function.arguments == '{"a": 12, "b": 34}'
     messages.append(reply.choices[0].message)
     messages.append({"role": "tool", "tool_call_id": call.id, "content": "408"})
-    for question, answer in ((None, "12 * 34 is 408."), ("What is the code word?", "The code word is Amber.")):
+    for question, answer in (
+        (None, "12 * 34 is 408."),
+        ("What is the code word?", "The code word is Amber."),
+    ):
         if question is not None:
             messages.append({"role": "user", "content": question})
         reply = client.chat.completions.create(

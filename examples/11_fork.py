@@ -17,8 +17,8 @@ def ask(session: Session, question: str) -> str:
         said = turn.message
         calls = said.get("tool_calls") or []
         text = said["content"] or ", ".join(f"calls {c['function']['name']}" for c in calls)
-        usage = turn.usage
-        print(f"{session.id:>6}  {usage.cached_tokens:4} cached {usage.computed_tokens:3} computed  {text}")
+        cached, computed = turn.usage.cached_tokens, turn.usage.computed_tokens
+        print(f"{session.id:>6}  {cached:4} cached {computed:3} computed  {text}")
         if not calls:
             return str(said["content"])
         items = [json.loads(call["function"]["arguments"])["item"] for call in calls]

@@ -12,20 +12,39 @@ import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentcache.cache.listeners import Listeners
     from agentcache.cache.memory import Memory
     from agentcache.tree.node import Node
     from agentcache.tree.radix_tree import RadixTree
 
-__all__ = ["Condemned"]
+__all__ = ["Condemned", "Hidden"]
+
+
+class Hidden:
+    """Roots that no request starts from; what hangs there is in use, or about to leave."""
+
+    def __init__(self) -> None:
+        self.roots: set[Node] = set()
+
+    def holds(self, node: Node) -> bool:
+        """Whether a node hangs from one of them. O(1) while there is none."""
+        if not self.roots:
+            return False
+        while node.parent is not None:
+            node = node.parent
+        return node in self.roots
 
 
 class Condemned:
     """What was taken out and has not left yet. Engine thread only."""
 
-    def __init__(self, tree: RadixTree, memory: Memory) -> None:
+    def __init__(
+        self, tree: RadixTree, memory: Memory, listeners: Listeners, hidden: Hidden
+    ) -> None:
         self._tree = tree
         self._memory = memory
-        self._roots = memory.hidden
+        self._listeners = listeners
+        self._roots = hidden.roots
 
     def take(self, node: Node) -> int:
         """Take out the path to a node with all that branches off it; entries that left at once."""
@@ -47,7 +66,7 @@ class Condemned:
         """Hang a path under a root of its own. No namespace's digest is as short as its name."""
         assert top.parent is not None
         for node in reversed(self._memory.below(top)):
-            self._memory.note("remove", node)  # for listeners it is gone, whoever still reads it
+            self._listeners.note("remove", node)  # for listeners it is gone, whoever still reads it
         roots = (self._tree.root(b"condemned %d" % number) for number in itertools.count())
         root = next(root for root in roots if root not in self._roots)
         top.parent.detach(top)

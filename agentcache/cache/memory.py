@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentcache.components.base import SnapshotComponent
-from agentcache.components.full import FullComponent
-from agentcache.events import Event, Events
 from agentcache.policy.coverage import unlink
 from agentcache.tiers.demoted import Demoted
-from agentcache.tree.node import Node, Residency
+from agentcache.tree.node import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentcache.cache.forms import Forms
+    from agentcache.cache.listeners import Listeners
     from agentcache.clock import Clock
-    from agentcache.events import EventName
     from agentcache.metrics import Metrics
     from agentcache.policy.base import Policy
     from agentcache.pools.base import Pools
     from agentcache.tiers.base import LowerTier
+    from agentcache.tree.node import Node
     from agentcache.tree.radix_tree import Freed, RadixTree, Split
     from agentcache.types import IntArray
 
@@ -48,35 +47,34 @@ class Memory:
     """Pages by kind, what may leave first, and the lower tier.
 
     moves: how often data of nodes that stay has changed its place so far; a node's `moved` is the
-    count when its own last did. hidden: roots that no request starts from; what hangs there is in
-    use, or about to leave.
+    count when its own last did. num_checkpoints: copies of the snapshot's kind, on every tier.
     """
 
     def __init__(
         self,
         tree: RadixTree,
+        forms: Forms,
         pools: Pools,
         policy: Policy,
         clock: Clock,
         metrics: Metrics,
-        events: Events,
+        listeners: Listeners,
         lower: LowerTier | None,
     ) -> None:
         self.tree = tree
         self.pools = pools
         self.metrics = metrics
-        self.events = events
         self.lower = lower
         self.moves = 0
-        self.hidden: set[Node] = set()
         self.num_checkpoints = 0
+        self._listeners = listeners
         self._clock = clock
         self._order = policy.order(pools.pages.num_pages)
         self._demoted = Demoted()
         self._shared: Counter[int] = Counter()  # slots of the lower tier: holders beyond the first
         self._kept: tuple[Node, ...] = ()
-        self._edge = next((r for r in tree.rules if isinstance(r, FullComponent)), None)
-        self._snapshots = {r.kind for r in tree.rules if isinstance(r, SnapshotComponent)}
+        self._edge = forms.edge
+        self._snapshot_kind = None if forms.snapshot is None else forms.snapshot.kind
         self._used: Counter[str] = Counter()
         self._peak_pages: Counter[str] = Counter()
         self._peak_total = 0
@@ -213,7 +211,7 @@ class Memory:
         data = self.tree.drop(node, kind, self._clock.now())
         if data is not None:
             self.metrics.add("evictions", kind)
-            self.note("evict", node, kind)
+            self._listeners.note("evict", node, kind)
             self._free(kind, data)
 
     def unlock(self, node: Node) -> None:
@@ -234,14 +232,14 @@ class Memory:
         for node in freed.removed:
             self._order.remove(node)
             unlink(node)
-            self.note("remove", node)
+            self._listeners.note("remove", node)
         for kind, data in freed.data:
             self._free(kind, data)
         if freed.survivor is not None and not freed.survivor.is_root:
             self._push_anywhere(freed.survivor)
 
     def _free(self, kind: str, data: Residency) -> None:
-        if kind in self._snapshots:
+        if kind == self._snapshot_kind:
             self.num_checkpoints -= 1
         if data.tier == 1:
             self.give_back(kind, data.slots)
@@ -285,7 +283,7 @@ class Memory:
             node.data[kind] = Residency(slots, data.start, lower.tier)
             self.give_back(kind, data.slots)
             self.metrics.add("demotions", kind)
-            self.note("demote", node, kind)
+            self._listeners.note("demote", node, kind)
         self._moved(node)
         self._demoted.push(node)
         assert node.parent is not None
@@ -357,7 +355,13 @@ class Memory:
         node.data[kind] = Residency(pages, data.start)
         self.metrics.add("loads", kind)
         self._moved(node)
-        self.note("load_back", node, kind)
+        self._listeners.note("load_back", node, kind)
+
+    def attach(self, node: Node, kind: str, pages: IntArray) -> None:
+        """Hang pages at a node that has none of the kind; their holder is the node from now on."""
+        self.tree.commit(node, kind, pages)
+        if kind == self._snapshot_kind:
+            self.num_checkpoints += 1
 
     def replace(self, node: Node, kind: str, pages: IntArray) -> None:
         """Put pages of the device, which somebody has just filled, in place of what lies below."""
@@ -366,7 +370,7 @@ class Memory:
         self.pools.pages.incref(pages)
         node.data[kind] = Residency(pages, data.start)
         self._moved(node)
-        self.note("load_back", node, kind)
+        self._listeners.note("load_back", node, kind)
 
     def exchange(self, node: Node, kind: str, pages: IntArray) -> None:
         """Put pages that hold the same, with fewer digits lost, in place of a node's own; the
@@ -378,37 +382,6 @@ class Memory:
     def _moved(self, node: Node) -> None:
         self.moves += 1
         node.moved = self.moves
-
-    def is_hidden(self, node: Node) -> bool:
-        """Whether a node hangs from a hidden root. O(1) while there is none."""
-        if not self.hidden:
-            return False
-        while node.parent is not None:
-            node = node.parent
-        return node in self.hidden
-
-    def is_heard(self, node: Node) -> bool:
-        """Whether listeners are told of changes at a node."""
-        return self.events.active and not self.is_hidden(node)
-
-    def note(
-        self, name: EventName, node: Node, kind: str | None = None, session: str | None = None
-    ) -> None:
-        """Tell listeners of a change at a node."""
-        if not self.is_heard(node):
-            return
-        data = None if kind is None else node.data.get(kind)
-        self.events.emit(
-            Event(
-                name,
-                key=node.id,
-                boundary=node.end,
-                start=node.start if data is None else data.start,
-                kind=kind,
-                session=session,
-                tier=1 if data is None else data.tier,
-            )
-        )
 
     def used_pages(self) -> dict[str, int]:
         """Pages held now, by kind; KV includes what running requests hold."""

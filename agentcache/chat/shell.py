@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agentcache.chat.commands import COMMANDS, Leave
@@ -104,7 +105,7 @@ class Shell:
             for result in results:
                 self.screen.remark(f"  {result}")
             text = results[0] if len(results) == 1 else json.dumps(results)
-            turn = self._reply_once(lambda text=text: self.chat.answer(text))
+            turn = self._reply_once(partial(self.chat.answer, text))
 
     def _reply_once(self, begin: Callable[[], TurnStream]) -> Turn | None:
         """One reply as it comes, and then what it cost; None if it was cancelled."""

@@ -52,13 +52,15 @@ def _calculate(expression: str) -> str:
 
 
 def _value(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return float(node.value)
-    operation = _OPERATIONS.get(type(getattr(node, "op", None)))
-    if isinstance(node, ast.BinOp) and operation is not None:
-        return operation(_value(node.left), _value(node.right))
-    if isinstance(node, ast.UnaryOp) and operation is not None:
-        return operation(_value(node.operand))
+    match node:
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() | float() as number):
+            return float(number)
+        case ast.BinOp(left, op, right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_value(left), _value(right))
+        case ast.UnaryOp(op, operand) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_value(operand))
     raise ValueError("only numbers and + - * / can be computed")
 
 

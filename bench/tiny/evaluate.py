@@ -1,9 +1,9 @@
 """Is what `tiny-agent` says right, and the same with its cache as without?
 
-Dialogues of one to eight turns that no training has seen are held with the model through sessions of
-one runtime, several at once, greedily; each tool gives its scripted result. Then every reply is
-asked for again by a tenant of its own, who shares nothing and so computes the whole prompt: warm and
-cold have to say the same token ids. Exit status 1 if a goal is missed.
+Dialogues of one to eight turns that no training has seen are held with the model through sessions
+of one runtime, several at once, greedily; each tool gives its scripted result. Then every reply is
+asked for again by a tenant of its own, who shares nothing and so computes the whole prompt: warm
+and cold have to say the same token ids. Exit status 1 if a goal is missed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -52,7 +52,7 @@ def example_of(tokenizer: Tokenizer, dialogue: Dialogue) -> Example:
     """A dialogue in tokens."""
     ids = tokenizer.encode(render(dialogue)).ids
     start = tokenizer.token_to_id("<|start_of_role|>")
-    end = tokenizer.token_to_id("<|end_of_text|>")
+    end: Any = tokenizer.token_to_id("<|end_of_text|>")
     assistant = tokenizer.token_to_id("assistant")
     replies = []
     for at, token in enumerate(ids):

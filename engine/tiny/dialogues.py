@@ -1,9 +1,10 @@
-"""Dialogues of the protocol that `tiny-agent` learns: seeded, without end, each with its right replies.
+"""Dialogues of the protocol that `tiny-agent` learns: seeded, each with its right replies.
 
 A dialogue has a system prompt, a list of tools that is drawn anew each time, and turns. A turn is a
 question, whatever calls it takes with what the tools give back, and the answer. `KINDS` names the
 kinds of turns. All of a reply follows from what stands before it, so a reply is right or it is not.
 
+    >>> import random
     >>> dialogue = draw_dialogue(random.Random(1), num_turns=1)
     >>> [message["role"] for message in dialogue.messages][-1]
     'assistant'
@@ -11,13 +12,13 @@ kinds of turns. All of a reply follows from what stands before it, so a reply is
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentcache.engine.tiny import words
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Sequence
 
     Message = dict[str, Any]
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Dialogue", "Tool", "Turn", "draw_dialogue"]
 
 _MAX_SIZE = 999_999
+_CONSONANTS = "bcdfghjklmnprstvwz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as it is offered. use: what it is good for: a sign, an attribute, or a word of ours."""
+    """A tool as it is offered. use: what it is for: a sign, an attribute, or a word of ours."""
 
     use: str
     name: str
@@ -228,11 +230,12 @@ def _noise(random: random.Random, num_words: int) -> str:
 
 def _made_up(random: random.Random) -> str:
     """A word nobody knows, to be copied."""
-    syllables = [
-        random.choice("bcdfghjklmnprstvwz") + random.choice("aeiou") + random.choice(("", "", *"nrlst"))
-        for _ in range(random.choice((1, 2, 2, 3)))
-    ]
-    return "".join(syllables).capitalize()
+
+    def syllable() -> str:
+        letters = (_CONSONANTS, "aeiou", ("", "", *"nrlst"))
+        return "".join(str(random.choice(pool)) for pool in letters)
+
+    return "".join(syllable() for _ in range(random.choice((1, 2, 2, 3)))).capitalize()
 
 
 def _name(random: random.Random) -> str:
@@ -460,12 +463,11 @@ def _parallel(talk: _Talk) -> bool:
         question = pair.format(attribute, name, other)
         talk.names += [name, other]
     else:
-        asked = [
-            talk.random.choice((_ask_arithmetic, _ask_lookup))(talk) for _ in range(2)
-        ]
-        if asked[0] is None or asked[1] is None:
+        before = talk.random.choice((_ask_arithmetic, _ask_lookup))(talk)
+        after = talk.random.choice((_ask_arithmetic, _ask_lookup))(talk)
+        if before is None or after is None:
             return False
-        (one, first), (two, second) = asked
+        (one, first), (two, second) = before, after
         question = f"{one} {two}" if one[-1] in "?.!" else f"{one}. {two}"
     talk.asked = None
     if talk.random.random() < 0.08:
@@ -516,7 +518,9 @@ def _recall(talk: _Talk) -> bool:
     """The code word of the system prompt, however long ago."""
     talk.ask(talk.random.choice(words.CODE_WORD_QUESTIONS))
     word = talk.code_word
-    talk.say("assistant", "I was given no code word." if word is None else f"The code word is {word}.")
+    talk.say(
+        "assistant", "I was given no code word." if word is None else f"The code word is {word}."
+    )
     return True
 
 

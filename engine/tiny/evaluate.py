@@ -56,9 +56,7 @@ class Tally:
     answers: defaultdict[tuple[int, str], Score] = field(default_factory=lambda: defaultdict(Score))
     wrong: list[tuple[str, Message, Message]] = field(default_factory=list)
 
-    def sums(
-        self, lengths: Iterable[int], kinds: Iterable[str] = KINDS
-    ) -> tuple[Score, Score]:
+    def sums(self, lengths: Iterable[int], kinds: Iterable[str] = KINDS) -> tuple[Score, Score]:
         """Calls and answers over those lengths and kinds."""
         keys = [(length, kind) for length in lengths for kind in kinds]
         return _sum(self.calls, keys), _sum(self.answers, keys)

@@ -85,10 +85,10 @@ def new_agent(seed: int) -> GraniteMoeHybridForCausalLM:
                 parameter[:, 0] = _COMMON_PART
             elif name.endswith("mamba.in_proj.weight"):
                 gates = parameter[: config.mamba_n_heads * config.mamba_d_head]
-                gates[:, 1:] *= 0.5
+                gates[:, 1:].mul_(0.5)
                 gates[:, 0] = 1.0
             elif name.endswith(("q_proj.weight", "k_proj.weight")):
-                parameter *= 3.0
+                parameter.mul_(3.0)
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -17,13 +17,13 @@ __all__ = ["render"]
 
 def render(dialogue: Dialogue) -> str:
     """All of a dialogue, its replies included."""
-    texts, _ = render_jinja_template(
+    rendered: Any = render_jinja_template(
         [list(dialogue.messages)],
         tools=list(dialogue.tools) or None,
         chat_template=_template(),
         add_generation_prompt=False,
     )
-    return str(texts[0])
+    return str(rendered[0][0])
 
 
 @cache

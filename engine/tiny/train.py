@@ -2,16 +2,15 @@
 
     torchrun --nproc-per-node 2 -m agentcache.engine.tiny.train --out FOLDER
 
-One process per core, of one thread each, with their gradients averaged: small tensors gain little from
-several threads. Stopped and started again with the same folder it goes on where it was. What a step
-sees follows from the seed, the step and the process alone.
+One process per core, of one thread each, with their gradients averaged: small tensors gain little
+from several threads. Stopped and started again with the same folder it goes on where it was. What a
+step sees follows from the seed, the step and the process alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from agentcache.engine.tiny.model import new_agent, swapped_scan
 from agentcache.engine.tiny.vocabulary import train_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Settings", "main", "train"]
 
@@ -57,7 +56,7 @@ def train(out: Path, settings: Settings) -> None:
     model = new_agent(settings.seed)
     optimizers = _optimizers(model)
     first = _restore(out, model, optimizers)
-    with swapped_scan(), _progress(rank, first, settings.steps) as show:
+    with swapped_scan(), _Bar(rank, first, settings.steps) as show:
         for step in range(first, settings.steps):
             began = time.perf_counter()
             seed = f"train {settings.seed} {step} {rank}"
@@ -67,13 +66,13 @@ def train(out: Path, settings: Settings) -> None:
             loss = _learn(model, batches_of(examples, _TOKENS_AT_ONCE, 3))
             _update(model, optimizers, settings.rate * _share(step, settings.steps))
             show(loss, num_tokens / (time.perf_counter() - began))
-            if rank == 0 and not sys.stdout.isatty() and step % 10 == 0:
-                print(step, round(loss, 4), round(num_tokens / (time.perf_counter() - began)), flush=True)
             if (step + 1) % _STEPS_PER_CHECKPOINT == 0 or step + 1 == settings.steps:
                 exact = held_out_exactness(model, tokenizer, settings.seed)
                 if rank == 0:
                     _save(out, model, optimizers, step + 1)
-                    print(f"step {step + 1}: loss {loss:.4f}, replies exact {exact:.2%}", flush=True)
+                    print(
+                        f"step {step + 1}: loss {loss:.4f}, replies exact {exact:.2%}", flush=True
+                    )
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -99,7 +98,8 @@ def _tokenizer(out: Path, seed: int, rank: int) -> Tokenizer:
 
 def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside, AdamW for embeddings, convolutions, norms and decays."""
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim == 2 and "embed" not in name
         (matrices if is_matrix else others).append(parameter)
@@ -108,7 +108,7 @@ def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def _share(step: int, steps: int) -> float:
-    """Of the greatest learning rate: up at once, level, and down to nothing in the last five eighths."""
+    """Of the greatest rate: up at once, level, and down to nothing in the last five eighths."""
     return min(1.0, (step + 1) / _STEPS_TO_WARM_UP, 1.6 * (steps - step) / steps)
 
 
@@ -140,7 +140,8 @@ def _loss(model: Any, batch: Batch) -> torch.Tensor:
 
 def _logits(model: Any, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
     hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-    return model.lm_head(hidden[wanted]) / model.config.logits_scaling
+    logits: torch.Tensor = model.lm_head(hidden[wanted]) / model.config.logits_scaling
+    return logits
 
 
 def _update(model: Any, optimizers: list[torch.optim.Optimizer], rate: float) -> None:
@@ -192,8 +193,8 @@ def _restore(out: Path, model: Any, optimizers: list[torch.optim.Optimizer]) -> 
     return int(state["step"])
 
 
-class _progress:
-    """A bar in the first process, nothing in the others."""
+class _Bar:
+    """A bar in the first process, nothing in the others; entered, it gives what moves it on."""
 
     def __init__(self, rank: int, first: int, steps: int) -> None:
         self._bar = Progress(
@@ -206,7 +207,7 @@ class _progress:
         )
         self._task = self._bar.add_task("", total=steps, completed=first, loss=0.0, speed=0.0)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Callable[[float, float], None]:
         self._bar.start()
         return lambda loss, speed: self._bar.update(self._task, advance=1, loss=loss, speed=speed)
 
@@ -217,7 +218,7 @@ class _progress:
 def main() -> None:
     """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write to, or to go on in")
+    parser.add_argument("--out", type=Path, required=True, help="folder, new or to go on in")
     for name, kind in (("steps", int), ("tokens", int), ("rate", float), ("seed", int)):
         parser.add_argument(f"--{name}", type=kind, default=getattr(Settings(), name))
     args = parser.parse_args()
@@ -225,4 +226,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

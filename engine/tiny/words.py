@@ -1,10 +1,12 @@
 """The words of the dialogues: what can be asked for, of what, by which tools, in which phrases.
 
-A phrase holds its parts in braces. Everything a reply has to copy (names, values, messages) is drawn
-from a pool or made up of syllables, so that copying is learned and not the pools.
+A phrase holds its parts in braces. Everything a reply has to copy (names, values, messages) is
+drawn from a pool or made up of syllables, so that copying is learned and not the pools.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 __all__ = [
     "ATTRIBUTES",
@@ -24,8 +26,8 @@ __all__ = [
     "NAME_GIVEN",
     "NAME_QUESTIONS",
     "NOISE",
-    "OPERATIONS",
     "OPERAND_PARAMETERS",
+    "OPERATIONS",
     "QUESTIONS",
     "SAME_ATTRIBUTE",
     "SAME_NAME",
@@ -38,8 +40,6 @@ __all__ = [
     "WORD_VALUES",
     "Operation",
 ]
-
-from dataclasses import dataclass
 
 # What can be looked up, whether its value is a number, and ways to ask beside those of QUESTIONS.
 ATTRIBUTES: dict[str, tuple[bool, tuple[str, ...]]] = {
@@ -61,7 +61,10 @@ ATTRIBUTES: dict[str, tuple[bool, tuple[str, ...]]] = {
     "owner": (False, ("Who owns {name}?", "Whose is {name}?")),
     "population": (True, ("How many people live in {name}?",)),
     "power": (True, ()),
-    "price": (True, ("How much is {name}?", "How much does {name} cost?", "What does {name} cost?")),
+    "price": (
+        True,
+        ("How much is {name}?", "How much does {name} cost?", "What does {name} cost?"),
+    ),
     "rank": (True, ()),
     "rating": (True, ("How good is {name}?",)),
     "score": (True, ()),
@@ -138,23 +141,20 @@ VALUE_PARAMETERS = (
     "q",
 )
 
-NAMES = (
-    # fmt: off
-    "Oslo", "Lima", "Cairo", "Quito", "Rome", "Bern", "Delhi", "Paris", "Berlin", "Tokyo", "London",
-    "Madrid", "Vienna", "Athens", "Dublin", "Prague", "Lisbon", "Warsaw", "Kyoto", "Nairobi",
-    "Everest", "Elbrus", "Etna", "Fuji", "Vesuv", "Olymp", "Danube", "Nile", "Volga", "Rhine",
-    "Ada", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Ida", "Jonas", "Karl",
-    "Lena", "Max", "Nora", "Otto", "Paula", "Rosa", "Sven", "Tom", "Vera",
-    "Apple", "Banana", "Bread", "Chair", "Coffee", "Lamp", "Milk", "Pencil", "Rice", "Table", "Tea",
-    "France", "Norway", "Peru", "Egypt", "Italy", "Japan", "Kenya", "Spain", "India", "Chile",
-    # fmt: on
+NAMES = tuple(
+    """
+    Oslo Lima Cairo Quito Rome Bern Delhi Paris Berlin Tokyo London Madrid Vienna Athens Dublin
+    Prague Lisbon Warsaw Kyoto Nairobi Everest Elbrus Etna Fuji Vesuv Olymp Danube Nile Volga
+    Rhine Ada Ben Carla David Emma Felix Grace Hugo Ida Jonas Karl Lena Max Nora Otto Paula Rosa
+    Sven Tom Vera Apple Banana Bread Chair Coffee Lamp Milk Pencil Rice Table Tea France Norway
+    Peru Egypt Italy Japan Kenya Spain India Chile
+    """.split()
 )
-WORD_VALUES = (
-    # fmt: off
-    "red", "blue", "green", "black", "white", "sunny", "rainy", "cloudy", "windy", "snow", "open",
-    "closed", "ready", "broken", "old", "new", "good", "bad", "low", "high", "gold", "silver",
-    "north", "south", "warm", "cold", "dry", "wet", "small", "large",
-    # fmt: on
+WORD_VALUES = tuple(
+    """
+    red blue green black white sunny rainy cloudy windy snow open closed ready broken old new good
+    bad low high gold silver north south warm cold dry wet small large
+    """.split()
 )
 
 
@@ -365,20 +365,19 @@ UNKNOWN = (
     "What else?",
     "Do it.",
 )
-UNKNOWN_SUBJECTS = (
-    # fmt: off
-    "love", "rain", "music", "bread", "python", "history", "the sea", "a dragon", "the moon", "war",
-    "soup", "a house", "quantum physics", "football", "the economy", "numbers", "dogs", "recursion",
-    "my mother", "a list", "this file", "the server", "your day", "winter", "chess", "art", "a bird",
-    # fmt: on
+UNKNOWN_SUBJECTS = tuple(
+    (
+        "love, rain, music, bread, python, history, the sea, a dragon, the moon, war, soup, "
+        "a house, quantum physics, football, the economy, numbers, dogs, recursion, my mother, "
+        "a list, this file, the server, your day, winter, chess, art, a bird"
+    ).split(", ")
 )
 
 # Text that means nothing here, for system prompts which say more than the protocol knows.
-NOISE = (
-    # fmt: off
-    "the", "a", "of", "to", "and", "in", "is", "for", "with", "you", "when", "not", "must", "that",
-    "user", "task", "file", "answer", "always", "never", "before", "after", "code", "project", "use",
-    "call", "write", "read", "test", "line", "each", "other", "then", "if", "result", "step", "only",
-    "path", "work", "agent", "should", "can", "one", "this", "it", "on", "by", "from", "at", "be",
-    # fmt: on
+NOISE = tuple(
+    """
+    the a of to and in is for with you when not must that user task file answer always never
+    before after code project use call write read test line each other then if result step only
+    path work agent should can one this it on by from at be
+    """.split()
 )

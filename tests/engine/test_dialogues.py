@@ -138,7 +138,9 @@ def test_a_name_has_the_same_tokens_in_a_question_and_in_a_call() -> None:
 def test_replies_are_what_the_assistant_says_with_its_end() -> None:
     for dialogue in some_dialogues(40):
         example = example_of(TOKENIZER, dialogue)
-        said = [TOKENIZER.decode(example.ids[r], skip_special_tokens=False) for r in example.replies]
+        said = [
+            TOKENIZER.decode(example.ids[r], skip_special_tokens=False) for r in example.replies
+        ]
         parts = render(dialogue).split("<|start_of_role|>assistant<|end_of_role|>")[1:]
         assert said == [part[: part.index("<|end_of_text|>")] + "<|end_of_text|>" for part in parts]
 

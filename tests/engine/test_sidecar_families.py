@@ -9,6 +9,7 @@ import pytest
 import torch
 from testkit.models import tokenizer
 
+from agentcache.cache.tables import path_pages
 from agentcache.config import CacheConfig
 from agentcache.engine.backend import Batch, Capture, Span
 from agentcache.engine.families.tiny import VARIANTS, build
@@ -237,7 +238,7 @@ def test_damage_beside_the_pages_is_reported(variant: str) -> None:
             root = cache.tree.root(runtime.namespace(None).digest())
             match = cache.tree.match(root, np.array(ids[:40], dtype=np.int32), 40)
             assert match.boundary == 40
-            return int(cache._path_pages(match.node, "full", 1, 2)[0])
+            return int(path_pages(match.node, "full", runtime.config.page_size, 1, 2)[0])
 
         where = runtime.on_engine(page)
         for turn_no, name in enumerate(pools.sidecars):

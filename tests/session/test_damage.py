@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from agentcache.cache.tables import path_pages
 from agentcache.config import CacheConfig
 from agentcache.pools.tensors import TensorPools
 from agentcache.runtime import Runtime
@@ -60,8 +61,9 @@ class Spoiler:
         self.pools = pools
         self.node = node
         self.before = before
-        self.kv_pages: IntArray = runtime.cache._path_pages(
-            node, Kind.FULL, 0, -(-node.end // runtime.config.page_size)
+        page_size = runtime.config.page_size
+        self.kv_pages: IntArray = path_pages(
+            node, Kind.FULL, page_size, 0, -(-node.end // page_size)
         )
         self._saved = pools._arena.clone()
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from testkit.models import idle_counts, micro_model, tokenizer
 
+from agentcache.cache.tables import path_pages
 from agentcache.config import CacheConfig
 from agentcache.engine.families.tiny import build
 from agentcache.errors import UnsupportedOption
@@ -41,7 +42,7 @@ def damage(runtime: Runtime, kind: str, prompt: list[int] = PROMPT) -> None:
         if kind == Kind.STATE:
             pages = match.node.data[kind].slots
         else:
-            pages = cache._path_pages(match.node, kind, 3, 4)
+            pages = path_pages(match.node, kind, runtime.config.page_size, 3, 4)
         cache.pools._arena[torch.from_numpy(pages.astype("int64"))] = 0
 
     runtime.on_engine(spoil)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from agentcache.config import CacheConfig
@@ -126,38 +125,46 @@ def test_code_word_is_right_after_forty_turns(long_talk: Session) -> None:
 
 
 def test_code_word_is_right_after_eviction_and_in_a_fork_of_what_was_restored() -> None:
-    with Runtime.load("tiny-agent", cache=CacheConfig(budget="6MiB", policy="lru")) as small:
-        with small.session("needle") as session:
-            say(session, CODE_WORD, {"role": "user", "content": "Hello!"}, tools=[HEIGHT])
-            for turn in range(12):
-                asked = say(session, {"role": "user", "content": f"How high is Kel{turn}?"})
-                if asked.message.get("tool_calls"):
-                    say(session, {"role": "tool", "content": str(100 + turn)})
-            session.idle()
-            for index in range(12):
-                with small.session(f"other {index}") as other:
-                    words = "Please read the list of the other task. " * 40
-                    ask(other, f"{index} {words}")
-            turn = say(session, {"role": "user", "content": ASK_CODE_WORD})
-            assert turn.usage.computed_tokens > 100, "nothing was evicted"
-            assert turn.message["content"] == IS_CODE_WORD
-            with session.fork() as fork:
-                assert ask(fork, ASK_CODE_WORD) == IS_CODE_WORD
+    small = Runtime.load("tiny-agent", cache=CacheConfig(budget="6MiB", policy="lru"))
+    with small, small.session("needle") as session:
+        say(session, CODE_WORD, {"role": "user", "content": "Hello!"}, tools=[HEIGHT])
+        for turn in range(12):
+            asked = say(session, {"role": "user", "content": f"How high is Kel{turn}?"})
+            if asked.message.get("tool_calls"):
+                say(session, {"role": "tool", "content": str(100 + turn)})
+        session.idle()
+        for index in range(12):
+            with small.session(f"other {index}") as other:
+                words = "Please read the list of the other task. " * 40
+                ask(other, f"{index} {words}")
+        turn = say(session, {"role": "user", "content": ASK_CODE_WORD})
+        assert turn.usage.computed_tokens > 100, "nothing was evicted"
+        assert turn.message["content"] == IS_CODE_WORD
+        with session.fork() as fork:
+            assert ask(fork, ASK_CODE_WORD) == IS_CODE_WORD
 
 
 def test_a_lost_state_shows_in_the_answer() -> None:
-    """With the recurrent states zeroed and the keys and values kept, it answers something else."""
-    questions = ["What is the code word?", "How high is Etna?", "And Fuji?", "What was the last city?"]
+    """With the recurrent states zeroed and keys and values kept, it answers something else."""
+    questions = (
+        "What is the code word?",
+        "How high is Etna?",
+        "And Fuji?",
+        "What was the last city?",
+    )
     different = 0
     for question in questions:
-        with Runtime.load("tiny-agent", cache=CacheConfig(budget="32MiB")) as rt:
-            with rt.session("one") as session:
-                say(session, CODE_WORD, {"role": "user", "content": "How high is Oslo?"}, tools=[HEIGHT])
-                say(session, {"role": "tool", "content": "17"})
-                with session.fork() as whole:
-                    right = say(whole, {"role": "user", "content": question}).ids
-                zero_states(rt)
-                wrong = say(session, {"role": "user", "content": question}).ids
+        with (
+            Runtime.load("tiny-agent", cache=CacheConfig(budget="32MiB")) as rt,
+            rt.session("one") as session,
+        ):
+            asked = {"role": "user", "content": "How high is Oslo?"}
+            say(session, CODE_WORD, asked, tools=[HEIGHT])
+            say(session, {"role": "tool", "content": "17"})
+            with session.fork() as whole:
+                right = say(whole, {"role": "user", "content": question}).ids
+            zero_states(rt)
+            wrong = say(session, {"role": "user", "content": question}).ids
             different += list(right) != list(wrong)
     assert different >= 2
 
@@ -166,8 +173,8 @@ def zero_states(runtime: Runtime) -> None:
     """Of every checkpoint, what the Mamba layers hold."""
     pools: Any = runtime.cache.pools
     row, _ = pools.staging_rows
-    tree = runtime.cache.tree
-    for node in tree.nodes():
+    spoiled = 0
+    for node in runtime.cache.tree.nodes():
         held = node.data.get(Kind.STATE)
         if held is None:
             continue
@@ -175,4 +182,5 @@ def zero_states(runtime: Runtime) -> None:
         for state in pools.state.values():
             state[row] = 0.0
         pools.save_state(row, held.slots)
-    assert np.isfinite(len(pools.state))
+        spoiled += 1
+    assert spoiled
