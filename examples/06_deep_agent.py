@@ -32,10 +32,7 @@ def short(request: ModelRequest, handler: Handler) -> ModelResponse:
     """The pages that deep agents are told, and their tools for files, say nothing to a toy."""
     tools = [tool for tool in request.tools if getattr(tool, "name", "") in USED]
     prompt = SystemMessage("You answer with tools.")
-    response = handler(request.override(tools=tools, system_message=prompt))
-    usage = response.result[0].usage_metadata
-    print(usage["input_token_details"]["cache_read"], "of", usage["input_tokens"], "tokens cached")
-    return response
+    return handler(request.override(tools=tools, system_message=prompt))
 
 
 helpers = [

@@ -12,7 +12,7 @@ MULTIPLY = {"type": "function", "function": {"name": "multiply", "parameters": p
 with Runtime.load("tiny-agent") as rt, serving(rt, ServerConfig(port=0)) as url:
     client = OpenAI(base_url=f"{url}/v1", api_key="not needed on loopback")
     messages = [
-        {"role": "system", "content": "You are a careful agent. The code word is Amber."},
+        {"role": "system", "content": "You are a careful agent. The code word is Heron."},
         {"role": "user", "content": "What is 12 times 34?"},
     ]
     reply = client.chat.completions.create(
@@ -25,7 +25,7 @@ with Runtime.load("tiny-agent") as rt, serving(rt, ServerConfig(port=0)) as url:
     messages.append({"role": "tool", "tool_call_id": call.id, "content": "408"})
     for question, answer in (
         (None, "12 * 34 is 408."),
-        ("What is the code word?", "The code word is Amber."),
+        ("What is the code word?", "The code word is Heron."),
     ):
         if question is not None:
             messages.append({"role": "user", "content": question})

@@ -23,7 +23,7 @@ def ask(session: Session, question: str) -> str:
             return str(said["content"])
         items = [json.loads(call["function"]["arguments"])["item"] for call in calls]
         new = [
-            {"role": "tool", "tool_call_id": call["id"], "content": PRICES.get(item, "error: none")}
+            {"role": "tool", "tool_call_id": call["id"], "content": PRICES.get(item, "error: not found")}
             for call, item in zip(calls, items, strict=True)
         ]
 
@@ -33,7 +33,7 @@ with Runtime.load("tiny-agent") as rt, rt.session("trunk") as trunk:
     ask(trunk, "How much is Tea?")
     with trunk.fork("branch") as branch:  # shares all there is, copies nothing
         assert ask(trunk, "And Lamp?") == "The price of Lamp is 39."
-        assert ask(branch, "And Chair?") == "The tool failed: none."
+        assert ask(branch, "And Chair?") == "The tool failed: not found."
         assert ask(trunk, "What was the last thing?") == "The last was Lamp."
         assert ask(branch, "What was the last thing?") == "The last was Chair."
         assert ask(branch, "What is my name?") == "You are Ada."

@@ -79,7 +79,7 @@ def test_drills_are_copied_from_what_stands_before() -> None:
     start = tokenizer.token_to_id("<|start_of_role|>")
     examples = draw_examples(tokenizer, "drills", 0.0, 8000)
     drills = [example for example in examples if start not in example.ids]
-    assert 0.2 < len(drills) / len(examples) < 0.6
+    assert 0.6 < len(drills) / len(examples) < 0.95
     for drill in drills:
         (reply,) = drill.replies
         length = len(drill.ids) // 3

