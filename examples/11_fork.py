@@ -9,6 +9,11 @@ parameters = {"type": "object", "properties": {"item": {"type": "string"}}, "req
 TOOLS = [{"type": "function", "function": {"name": "price", "parameters": parameters}}]
 
 
+def price_of(item: str) -> str:
+    """What the tool gives back."""
+    return PRICES.get(item, "error: not found")
+
+
 def ask(session: Session, question: str) -> str:
     """The answer to a question; what each reply cost is printed."""
     new: list[dict[str, object]] = [{"role": "user", "content": question}]
@@ -23,7 +28,7 @@ def ask(session: Session, question: str) -> str:
             return str(said["content"])
         items = [json.loads(call["function"]["arguments"])["item"] for call in calls]
         new = [
-            {"role": "tool", "tool_call_id": call["id"], "content": PRICES.get(item, "error: not found")}
+            {"role": "tool", "tool_call_id": call["id"], "content": price_of(item)}
             for call, item in zip(calls, items, strict=True)
         ]
 

@@ -181,4 +181,4 @@ def _greet(screen: Screen, model: str, session: str) -> None:
     if model in RANDOM_NAMES:
         screen.remark("its weights are random: it computes honestly and answers noise")
     elif model == "tiny-agent":
-        screen.remark('a toy that calls tools: "What can you do?", "Add 12 to the height of Fuji."')
+        screen.remark('a toy that calls tools; ask it "Add 12 to the height of Fuji."')

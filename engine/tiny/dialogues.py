@@ -601,15 +601,15 @@ def _unknown(talk: _Talk) -> bool:
 
 KINDS: dict[str, tuple[float, Callable[[_Talk], bool]]] = {
     "arithmetic": (1.8, _arithmetic),
-    "look-up": (1.8, _lookup),
+    "look-up": (3.0, _lookup),
     "two calls in a row": (2.5, _chain),
     "two calls at once": (1.5, _parallel),
     "follow-up": (7.0, _follow_up),
     "recall of the code word": (0.7, _recall),
     "memory of earlier turns": (1.1, _memory),
     "tool error": (0.8, _error),
-    "tool not offered": (0.7, _not_offered),
-    "no tool needed": (0.5, _chat),
+    "tool not offered": (1.8, _not_offered),
+    "no tool needed": (0.7, _chat),
     "handed to a helper": (3.0, _delegate),
     "outside the protocol": (0.6, _unknown),
 }

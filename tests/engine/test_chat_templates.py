@@ -128,7 +128,7 @@ def test_a_reply_that_the_template_writes_to_the_letter_takes_one_pass(
     assert ends == [text_of(whole.segments[:end]).replace("well yes", said) for end in whole.ends]
 
 
-@pytest.mark.parametrize("said", ["<think>hm", "<think>hm</think>yes, bu", "yes, bu"])
+@pytest.mark.parametrize("said", ["<think>hm", "<think>hm</think>yes, and", "yes, and"])
 def test_a_reply_that_was_cut_off_is_closed_to_the_letter(embedded, said):
     chat_format = ChatFormat(embedded)
     first = chat_format.render([USER])
