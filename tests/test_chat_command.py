@@ -37,7 +37,7 @@ FEW = {"max_new_tokens": 4}
 
 def piped(lines: str, *arguments: str, **env: str) -> Any:
     """The command with lines on standard input; only a clean exit counts."""
-    command = ["chat", "--budget=64MiB", "--max-tokens=5", *arguments]
+    command = ["chat", "--model=tiny-hybrid", "--budget=64MiB", "--max-tokens=5", *arguments]
     result = CliRunner().invoke(app, command, input=lines, env=env)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result
@@ -491,7 +491,15 @@ class Terminal:
         self._pid, self._file = pty.fork()
         if self._pid == 0:
             os.environ["TERM"] = "xterm"
-            command = [sys.executable, "-P", "-m", "agentcache", "chat", *arguments]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "agentcache",
+                "chat",
+                "--model=tiny-hybrid",
+                *arguments,
+            ]
             os.execv(sys.executable, command)
 
     def type(self, text: str, until: str) -> str:

@@ -19,7 +19,7 @@ def option(command: str, flag: str) -> Any:
 @pytest.mark.parametrize(
     ("flag", "commands"),
     [
-        ("--model", ("replay", "chat", "serve")),
+        ("--model", ("chat", "serve")),
         ("--adapter", ("replay", "chat", "doctor")),
         ("--unproven", ("replay", "chat", "doctor")),
         ("--budget", ("chat", "serve")),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentcache.integrations.server.app import Server
     from agentcache.integrations.server.threads import Threads
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def start(runtime: Runtime) -> Callable[..., Any]:
 
     @contextmanager
     def begin(*, tracer_provider: Any = None, **settings: Any) -> Iterator[Served]:
-        config = ServerConfig(port=0, **{"grace_s": 5.0, **settings})
+        config = ServerConfig(port=0, **{"model": MODEL, "grace_s": 5.0, **settings})
         server = make_server(runtime, config, tracer_provider=tracer_provider)
         with served(server) as url:
             yield Served(url, server)

@@ -92,7 +92,7 @@ def test_sessions_of_other_tenants_do_not_exist(keyed):
 
 
 def test_responses_of_other_tenants_do_not_exist(keyed):
-    body = {"model": "tiny-agent", "input": "Hello", "max_output_tokens": 1}
+    body = {"model": "tiny-hybrid", "input": "Hello", "max_output_tokens": 1}
     id = keyed.post("/v1/responses", body, headers=bearer("ann")).json()["id"]
 
     assert keyed.get(f"/v1/responses/{id}", headers=bearer("ann")).status_code == 200
@@ -120,7 +120,7 @@ def test_a_page_elsewhere_that_names_itself_this_machine_is_refused(served_here)
 
 
 def test_a_form_of_another_page_is_refused(served_here):
-    body = b'{"model": "tiny-agent", "messages": []}'
+    body = b'{"model": "tiny-hybrid", "messages": []}'
     answer = served_here.post(
         "/v1/chat/completions", content=body, headers={"content-type": "text/plain"}
     )

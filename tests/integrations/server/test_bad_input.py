@@ -11,7 +11,7 @@ import httpx
 import pytest
 from testkit.waiting import until
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -246,7 +246,7 @@ def test_a_body_of_100_mb_is_refused(served_here):
     block = b"x" * 2**20
 
     def pieces():
-        yield b'{"model": "tiny-agent", "messages": [{"role": "user", "content": "'
+        yield b'{"model": "tiny-hybrid", "messages": [{"role": "user", "content": "'
         for _ in range(100):
             yield block
 

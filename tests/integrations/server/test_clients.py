@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("openai")
 import openai
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 LONG = [{"role": "user", "content": "Tell me of " + "rivers and hills and " * 30}]
 WEATHER = {
     "type": "function",

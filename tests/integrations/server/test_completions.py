@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 
 
 @pytest.mark.parametrize("stop", [None, "cut"])

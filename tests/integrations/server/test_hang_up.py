@@ -32,7 +32,7 @@ def send(
 ) -> socket.socket:
     """A raw request, so that hanging up is nothing but the connection's end."""
     parts = urlsplit(url)
-    given = {"model": "tiny-agent", **BODIES[path], **fields} if body is None else body
+    given = {"model": "tiny-hybrid", **BODIES[path], **fields} if body is None else body
     raw = json.dumps(given).encode()
     connection = socket.create_connection((parts.hostname, parts.port), timeout=20)
     head = (

@@ -12,7 +12,7 @@ from testkit.waiting import until
 from agentcache import ConfigError
 from agentcache.integrations.server import ServerConfig, serving
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 
 
 def body(max_tokens: int, *, stream: bool) -> dict:
@@ -79,7 +79,7 @@ def test_while_it_ends_nothing_new_is_taken(start):
 
 
 def test_the_runtime_outlives_its_server(runtime):
-    with serving(runtime, ServerConfig(port=0)) as url:
+    with serving(runtime, ServerConfig(port=0, model=MODEL)) as url:
         assert httpx.get(f"{url}/health").status_code == 200
     with runtime.session() as session:
         assert session.chat([{"role": "user", "content": "Hi"}], max_new_tokens=1).ids.size == 1
@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_so(served_here, runtime):
 
     with (
         pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"),
-        serving(runtime, ServerConfig(port=port)),
+        serving(runtime, ServerConfig(port=port, model=MODEL)),
     ):
         pass
 

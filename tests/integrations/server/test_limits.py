@@ -18,7 +18,7 @@ from agentcache.integrations._openai import read_call
 pytest.importorskip("aiohttp")
 from agentcache.integrations.server import openai_chat
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 LONG = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Go on and on."}],

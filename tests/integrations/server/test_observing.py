@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from testkit.waiting import until
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 
 
 def scrape(served_here) -> dict[tuple[str, tuple], float]:

@@ -15,7 +15,7 @@ from agentcache.integrations.server.config import ServerConfig  # noqa: E402
 from agentcache.integrations.server.lifecycle import all_routes  # noqa: E402
 from agentcache.integrations.server.schema import document  # noqa: E402
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 CHECKS = [
     checks.not_a_server_error,
@@ -26,9 +26,9 @@ CHECKS = [
 ]
 
 
-schema = schemathesis.openapi.from_dict(document(all_routes(ServerConfig())))
+schema = schemathesis.openapi.from_dict(document(all_routes(ServerConfig(model=MODEL))))
 schema.config.phases.coverage.enabled = False  # hundreds of cases for each operation
-thorough = schemathesis.openapi.from_dict(document(all_routes(ServerConfig())))
+thorough = schemathesis.openapi.from_dict(document(all_routes(ServerConfig(model=MODEL))))
 
 
 @pytest.fixture(scope="module")

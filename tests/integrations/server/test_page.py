@@ -10,7 +10,7 @@ import pytest
 
 from agentcache.integrations.server.auth import ApiKeys
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 HEAD = {"role": "system", "content": "You are one of several agents with one head. " * 12}
 
 

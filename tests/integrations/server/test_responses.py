@@ -12,7 +12,7 @@ import openai
 
 from agentcache import Session, SessionError
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 TOOL = {
     "type": "function",
     "name": "weather",

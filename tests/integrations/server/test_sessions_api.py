@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 from testkit.waiting import until
 
-MODEL = "tiny-agent"
+MODEL = "tiny-hybrid"
 
 
 def path(id: str, action: str = "") -> str:
