@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from agentcache.chat.screen import Screen
+from agentcache.chat.shell import Shell
 from agentcache.chat.toolbox import SCHEMAS, run_tool
 from agentcache.cli import app
 from agentcache.engine.messages import checked_tools
@@ -97,3 +100,33 @@ def test_with_tools_of_ones_own_their_results_are_asked_for(tmp_path: Any) -> No
     own.write_text(json.dumps(SCHEMAS))
     result = chat("What is 12 + 30?\n/result 41\n", f"--tools={own}")
     assert "12 + 30 is 41." in result.stdout
+
+
+class Calling(Shell):
+    """A chat whose model makes the same two calls, whatever it is told."""
+
+    said: list[Any]
+
+    def _reply_once(self, begin: Any) -> Any:
+        self.said.append(begin)
+        calls = [
+            {"function": {"name": "calculator", "arguments": json.dumps({"expression": text})}}
+            for text in ("1 + 2", "3 + 4")
+        ]
+        return SimpleNamespace(message={"tool_calls": calls})
+
+
+@pytest.mark.parametrize(("runs_tools", "replies"), [(True, 9), (False, 1)])
+def test_a_model_that_calls_without_end_is_stopped(runs_tools: bool, replies: int) -> None:
+    answers: list[str] = []
+    chat: Any = SimpleNamespace(answer=answers.append)
+    shell = Calling(
+        chat, Screen(is_terminal=False), max_tokens=5, is_asked=False, runs_tools=runs_tools
+    )
+    shell.said = []
+    first: Any = object()
+    shell.reply(first)
+    assert len(shell.said) == replies
+    for begin in shell.said[1:]:
+        begin()
+    assert answers == [json.dumps(["3", "7"])] * (replies - 1)

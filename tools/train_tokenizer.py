@@ -16,14 +16,14 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from agentcache.engine.tiny.vocabulary import train_bpe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tokenizers import Tokenizer
+
 VOCAB_SIZE = 8192
-SPECIAL_TOKENS = ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|pad|>")
-MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 # Longer runs (rulers of dashes, base64) would spend entries on one document.
 MAX_TOKEN_CHARS = 24
@@ -96,26 +96,8 @@ def iter_corpus(roots: list[Path]) -> Iterator[str]:
 
 
 def train(texts: Iterator[str]) -> Tokenizer:
-    """Train on `texts`. Ids 0-3 are the special tokens, 4-7 the markup, then bytes, then merges."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=[*SPECIAL_TOKENS, *MARKUP_TOKENS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        max_token_length=MAX_TOKEN_CHARS,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    # Markup is matched whole like a special token, but stays visible in decoded text.
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKUP_TOKENS])
-    return tokenizer
+    """Train on `texts`."""
+    return train_bpe(texts, size=VOCAB_SIZE, pattern=SPLIT_PATTERN, max_token_chars=MAX_TOKEN_CHARS)
 
 
 def main() -> None:

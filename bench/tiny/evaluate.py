@@ -142,7 +142,7 @@ def row_of(kind: str, scores: tuple[Score, Score]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dialogues", type=int, default=500)
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--model", default="tiny-agent", help="or a folder, as export writes it")
     parser.add_argument("--show-wrong", type=int, default=0, help="how many wrong replies to print")
     add_json_option(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     with Runtime.load(args.model) as runtime:
         seconds = conversation_seconds(runtime)
         tally, comparison = asyncio.run(run(runtime, args.dialogues, args.seed, args.at_once))
@@ -183,9 +183,9 @@ def main() -> None:
     )
     ratios = {"prompt tokens cached": comparison.cached / comparison.prompt}
     settings = {"dialogues": args.dialogues, "seed": args.seed, "model": args.model}
-    result = Result("What tiny-agent says, greedily", rows, ratios, goals, settings)
-    sys.exit(emit(result, COLUMNS, args.json))
+    result = Result("bench/tiny/evaluate", rows, ratios, goals, settings)
+    return emit(result, COLUMNS, args.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -35,7 +35,11 @@ def export(trained: Path, folder: Path) -> None:
     config.dtype = torch.float32
     config.save_pretrained(folder)
     GenerationConfig.from_dict(
-        {"do_sample": False, "eos_token_id": config.eos_token_id, "pad_token_id": 3}
+        {
+            "do_sample": False,
+            "eos_token_id": config.eos_token_id,
+            "pad_token_id": config.pad_token_id,
+        }
     ).save_pretrained(folder)
     weights = save(_weights(state["model"]), metadata={"format": "pt"})
     (folder / "model.safetensors").write_bytes(weights)

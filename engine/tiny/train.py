@@ -63,7 +63,7 @@ def train(out: Path, settings: Settings) -> None:
             progress = step / settings.steps
             num_tokens = settings.tokens if progress >= _SMALL_UPDATES else settings.tokens // 4
             examples = draw_examples(tokenizer, seed, progress, num_tokens // world)
-            loss = _learn(model, batches_of(examples, _TOKENS_AT_ONCE, 3))
+            loss = _learn(model, batches_of(examples, _TOKENS_AT_ONCE, model.config.pad_token_id))
             _update(model, optimizers, settings.rate * _share(step, settings.steps))
             show(loss, num_tokens / (time.perf_counter() - began))
             if (step + 1) % _STEPS_PER_CHECKPOINT == 0 or step + 1 == settings.steps:
@@ -161,7 +161,7 @@ def held_out_exactness(model: Any, tokenizer: Tokenizer, seed: int) -> float:
     """
     examples = draw_examples(tokenizer, f"held out {seed}", 0.3, _NUM_HELD_OUT_TOKENS)
     right = num_replies = 0
-    for batch in batches_of(examples, _TOKENS_AT_ONCE, 3):
+    for batch in batches_of(examples, _TOKENS_AT_ONCE, model.config.pad_token_id):
         wanted = batch.targets != IGNORED
         hits = torch.ones_like(wanted)
         hits[wanted] = _logits(model, batch, wanted).argmax(-1) == batch.targets[wanted]

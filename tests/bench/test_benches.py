@@ -202,3 +202,26 @@ def test_an_agent_computes_what_is_new_and_its_overhead_is_told(run):
     assert long["history_tokens"] > short["history_tokens"]
     assert all(row["overhead_s"] > row["floor_s"] > 0 for row in (short, long))
     assert status == int(not all(goals(result).values()))  # a matter of time: either is right
+
+
+def test_tiny_agent_is_scored_and_says_the_same_cold(run):
+    status, result = run("tiny/evaluate.py", "--dialogues=3", "--at-once=2")
+
+    check(result, "bench/tiny/evaluate", num_rows=15)
+    totals = {row["kind"]: row["answers"] for row in result["rows"]}
+    assert totals["all, dialogues of 1 and 2 turns"] == 1 + 2
+    assert totals["all, dialogues of 3 to 7 turns"] == 3
+    assert goals(result)["dialogues with other ids when cold"]
+    assert result["ratios"]["prompt tokens cached"] > 0.5
+    assert status == int(not all(goals(result).values()))  # how right it is, is not tested here
+
+
+def test_policy_costs_are_printed_for_each_policy(run):
+    status, result = run(
+        "policy/cpu.py", "--entries=40", "--policy=lru", "--policy=auto", "--blocks=1"
+    )
+
+    check(result, "bench/policy/cpu", num_rows=2)
+    assert result["ratios"]["auto over lru, 40 entries"] > 0
+    assert all(row["evictions"] > 0 for row in result["rows"])
+    assert status == 0  # the goal is for ten thousand entries

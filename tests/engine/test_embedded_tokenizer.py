@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from agentcache.engine import tiny_hybrid
+from agentcache.engine.tiny.vocabulary import MARKUP_TOKENS, SPECIAL_TOKENS
 
 FILE = tiny_hybrid._ASSETS / "tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(FILE))
@@ -43,7 +44,7 @@ def test_every_byte_has_a_token_of_its_own() -> None:
 def test_vocabulary_fills_the_embedding_and_the_file_stays_small(training: Any) -> None:
     vocab = TOKENIZER.get_vocab()
     assert sorted(vocab.values()) == list(range(8192))
-    listed = (*training.SPECIAL_TOKENS, *training.MARKUP_TOKENS)
+    listed = (*SPECIAL_TOKENS, *MARKUP_TOKENS)
     assert [vocab[token] for token in listed] == list(range(8))
     assert FILE.stat().st_size < 1_000_000
 

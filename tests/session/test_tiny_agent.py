@@ -51,7 +51,7 @@ def call_of(turn: Any) -> tuple[str, Any]:
 
 
 async def test_held_out_dialogues_are_answered_rightly_and_warm_as_cold(runtime: Runtime) -> None:
-    tally = Tally()
+    tally, cached = Tally(), []
     for index, dialogue in enumerate(held_out_dialogues(6, max_turns=6)):
         with runtime.session(f"warm-{index}") as session:
 
@@ -62,10 +62,12 @@ async def test_held_out_dialogues_are_answered_rightly_and_warm_as_cold(runtime:
                 with runtime.session(tenant, tenant=tenant) as alone:
                     cold = await alone.acomplete(list(messages), **given)
                 assert cold.usage.cached_tokens == 0
+                cached.append(turn.usage.cached_tokens)
                 assert list(cold.ids) == list(turn.ids)
                 return turn.message
 
             await judge(dialogue, asked, tally)
+    assert sum(cached) > 500, "nothing was warm"
     calls, answers = tally.sums(range(1, 7))
     right, total = calls.right + answers.right, calls.total + answers.total
     assert right / total >= 0.7
