@@ -53,7 +53,7 @@ def train(out: Path, settings: Settings) -> None:
     torch.set_num_threads(1)
     rank, world = _join()
     tokenizer = _tokenizer(out, settings.seed, rank)
-    model = new_agent(settings.seed)
+    model: Any = new_agent(settings.seed)
     optimizers = _optimizers(model)
     first = _restore(out, model, optimizers)
     with swapped_scan(), _Bar(rank, first, settings.steps) as show:
