@@ -152,6 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--show-wrong", type=int, default=0, help="how many wrong replies to print")
     add_json_option(parser)
     args = parser.parse_args(argv)
+    if min(args.dialogues, args.at_once) < 1:
+        parser.error("--dialogues and --at-once have to be at least 1")
     with Runtime.load(args.model) as runtime:
         seconds = conversation_seconds(runtime)
         tally, comparison = asyncio.run(run(runtime, args.dialogues, args.seed, args.at_once))

@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("trained", type=Path, help="folder that train wrote")
     parser.add_argument("--to", type=Path, default=AGENT_FOLDER, help="folder to write to")
     args = parser.parse_args()
+    if not (args.trained / "checkpoint.pt").is_file():
+        parser.error(f"no checkpoint.pt in {args.trained}; give a folder that train wrote")
     export(args.trained, args.to)
 
 

@@ -222,6 +222,11 @@ def main() -> None:
     for name, kind in (("steps", int), ("tokens", int), ("rate", float), ("seed", int)):
         parser.add_argument(f"--{name}", type=kind, default=getattr(Settings(), name))
     args = parser.parse_args()
+    for name in ("steps", "tokens", "rate"):
+        if getattr(args, name) <= 0:
+            parser.error(f"--{name} is {getattr(args, name)}; give more than 0")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"{args.out} is a file; give a folder")
     train(args.out, Settings(args.steps, args.tokens, args.rate, args.seed))
 
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from agentcache.engine.embedded import AGENT_FOLDER
+from agentcache.engine.tiny import export as exporting
 from agentcache.engine.tiny import train as training
 from agentcache.engine.tiny.batches import draw_examples, example_of
 from agentcache.engine.tiny.evaluate import held_out_dialogues
@@ -20,7 +21,7 @@ from agentcache.engine.tiny.train import Settings, train
 from agentcache.kernels.ssd_scan import ssd_scan_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SETTINGS = Settings(steps=4, tokens=300, rate=4e-3)
@@ -142,3 +143,30 @@ def test_exported_folder_is_what_was_trained_in_fewer_bits(trained: Path, tmp_pa
         assert torch.equal(parameter, weights[name].to(torch.bfloat16).float()), name
     assert (tmp_path / "model.safetensors").stat().st_size < 12_000_000
     assert (tmp_path / "tokenizer.json").read_bytes() == (trained / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"),
+    [
+        (training.main, ["--out=new", "--steps=0"], "--steps is 0"),
+        (training.main, ["--out=new", "--rate=-1"], "--rate is -1.0"),
+        (training.main, ["--out=file"], "file is a file; give a folder"),
+        (training.main, [], "--out"),
+        (exporting.main, ["nothing"], "no checkpoint.pt in nothing"),
+    ],
+)
+def test_bad_arguments_are_named_and_nothing_is_written(
+    main: Callable[[], None],
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr("sys.argv", ["command", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
