@@ -1,25 +1,27 @@
-"""Dialogues as padded batches of token ids, with targets on what the assistant says."""
+"""Dialogues as packed rows of token ids, with targets on what the assistant says."""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from agentcache.engine.tiny.dialogues import draw_dialogue
+from agentcache.engine.tiny.packed import Places
 from agentcache.engine.tiny.rendering import render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tokenizers import Tokenizer
     from torch import Tensor
 
     from agentcache.engine.tiny.dialogues import Dialogue
 
-__all__ = ["IGNORED", "Batch", "Example", "batches_of", "draw_examples", "example_of"]
+__all__ = ["IGNORED", "Example", "Row", "draw_examples", "example_of", "rows_of"]
 
 IGNORED = -100
 """Target of a token that nobody has to predict."""
@@ -40,12 +42,14 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """ids and targets: [rows, tokens]; a target is the token after, or IGNORED."""
+class Row:
+    """ids and targets: [tokens]; a target is the token after, or IGNORED. places: where each token
+    belongs. replies: of each dialogue, where its whole replies lie in this row."""
 
     ids: Tensor
     targets: Tensor
-    examples: tuple[Example, ...]
+    places: Places
+    replies: tuple[tuple[slice, ...], ...]
 
 
 def example_of(tokenizer: Tokenizer, dialogue: Dialogue) -> Example:
@@ -107,25 +111,39 @@ def _drill(draws: random.Random, num_known: int) -> Example:
     return Example(tokens * 3, [slice(len(tokens) + 1, 3 * len(tokens))])
 
 
-def batches_of(examples: Sequence[Example], num_tokens: int, pad: int) -> Iterator[Batch]:
-    """The examples in batches of some `num_tokens` tokens, each of about equal lengths."""
-    rows: list[Example] = []
-    for example in sorted(examples, key=lambda example: len(example.ids)):
-        if rows and len(example.ids) * (len(rows) + 1) > num_tokens:
-            yield _batch(rows, pad)
-            rows = []
-        rows.append(example)
-    if rows:
-        yield _batch(rows, pad)
+def rows_of(examples: Sequence[Example], num_tokens: int, pad: int) -> list[Row]:
+    """The examples one behind the other in rows of exactly `num_tokens` tokens.
+
+    Each row takes the next ones until it is full, the longest of them first, so what its end cuts
+    off is as a rule of a short one; replies that are cut are no targets. What is left of the last
+    row is filled with `pad`.
+    """
+    rows: list[Row] = []
+    waiting = deque(examples)
+    while waiting:
+        taken: list[Example] = []
+        while waiting and sum(len(example.ids) for example in taken) < num_tokens:
+            taken.append(waiting.popleft())
+        rows.append(_row(taken, num_tokens, pad))
+    return rows
 
 
-def _batch(rows: Sequence[Example], pad: int) -> Batch:
-    width = max(len(row.ids) for row in rows)
-    ids = torch.full((len(rows), width), pad)
-    targets = torch.full((len(rows), width), IGNORED)
-    for row, example in enumerate(rows):
-        tokens = torch.tensor(example.ids)
-        ids[row, : len(tokens)] = tokens
-        for reply in example.replies:
-            targets[row, reply.start - 1 : reply.stop - 1] = tokens[reply]
-    return Batch(ids, targets, tuple(rows))
+def _row(examples: Sequence[Example], num_tokens: int, pad: int) -> Row:
+    ids = torch.full((num_tokens,), pad)
+    targets = torch.full((num_tokens,), IGNORED)
+    lengths: list[int] = []
+    replies: list[tuple[slice, ...]] = []
+    for example in sorted(examples, key=lambda example: -len(example.ids)):
+        start = sum(lengths)
+        if start == num_tokens:
+            break
+        lengths.append(min(len(example.ids), num_tokens - start))
+        tokens = torch.tensor(example.ids[: lengths[-1]])
+        ids[start : start + lengths[-1]] = tokens
+        whole = [reply for reply in example.replies if reply.stop <= lengths[-1]]
+        for reply in whole:
+            targets[start + reply.start - 1 : start + reply.stop - 1] = tokens[reply]
+        replies.append(tuple(slice(start + r.start, start + r.stop) for r in whole))
+    if sum(lengths) < num_tokens:
+        lengths.append(num_tokens - sum(lengths))
+    return Row(ids, targets, Places.of(lengths), tuple(replies))

@@ -549,7 +549,7 @@ def _memory(talk: _Talk) -> bool:
 
 
 def _chat(talk: _Talk) -> bool:
-    if talk.random.random() < 0.25:
+    if talk.random.random() < 0.4:
         talk.ask(talk.random.choice(words.TOOL_QUESTIONS))
         names = [tool.name for tool in talk.tools]
         answer = f"I have {', '.join(names)}." if names else "I have no tools."
@@ -608,8 +608,8 @@ KINDS: dict[str, tuple[float, Callable[[_Talk], bool]]] = {
     "recall of the code word": (0.7, _recall),
     "memory of earlier turns": (1.1, _memory),
     "tool error": (0.8, _error),
-    "tool not offered": (1.8, _not_offered),
-    "no tool needed": (0.7, _chat),
+    "tool not offered": (2.4, _not_offered),
+    "no tool needed": (1.0, _chat),
     "handed to a helper": (3.0, _delegate),
     "outside the protocol": (0.6, _unknown),
 }

@@ -1,22 +1,14 @@
-"""The architecture of `tiny-agent`, and a scan that trains it in a third less time."""
+"""The architecture of `tiny-agent`, and the weights that its training begins with."""
 
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-import transformers.models.granitemoehybrid.modeling_granitemoehybrid as modeling
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
-__all__ = ["agent_config", "differentiable_scan", "new_agent", "swapped_scan"]
+__all__ = ["agent_config", "new_agent"]
 
 _HEAD_DIM = 32
 _SHORTEST_MEMORY = 4.0
@@ -90,68 +82,3 @@ def new_agent(seed: int) -> GraniteMoeHybridForCausalLM:
             elif name.endswith(("q_proj.weight", "k_proj.weight")):
                 parameter.mul_(3.0)
     return model
-
-
-def differentiable_scan(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor,
-    dt_bias: Tensor,
-    chunk_size: int = 32,
-) -> Tensor:
-    """Mamba-2's scan from a state of zeros, for one group, in whole-tensor operations.
-
-    x: [batch, tokens, heads, head dim], dt: [batch, tokens, heads] before bias and softplus,
-    A, D, dt_bias: [heads], B, C: [batch, tokens, 1, state size]. Returns the shape of x. The
-    chunked form of Mamba-2 (arXiv:2405.21060, section 6).
-    """
-    batch, length, heads, head_dim = x.shape
-    pad = -length % chunk_size
-    chunks = (length + pad) // chunk_size
-    dt = F.softplus(dt + dt_bias)
-
-    def chunked(tokens: Tensor) -> Tensor:
-        width = tokens.shape[2:]
-        padding = (0, 0) * len(width) + (0, pad)
-        return F.pad(tokens, padding).view(batch, chunks, chunk_size, *width)
-
-    inputs = chunked(x * dt[..., None]).transpose(2, 3)
-    keys, queries = chunked(B[:, :, 0]), chunked(C[:, :, 0])
-    decay = chunked(dt * A).transpose(2, 3).cumsum(-1)
-    later = torch.ones(chunk_size, chunk_size, dtype=torch.bool).triu_(1)
-    within = (decay[..., :, None] - decay[..., None, :]).masked_fill(later, -1e9).exp()
-    scores = queries @ keys.transpose(-1, -2)
-    y = (within * scores[:, :, None]) @ inputs
-
-    written = inputs * (decay[..., -1:] - decay).exp()[..., None]
-    written = written.transpose(-1, -2).reshape(batch, chunks, heads * head_dim, chunk_size) @ keys
-    written = written.view(batch, chunks, heads, head_dim, -1)
-    kept = decay[..., -1].exp()[..., None, None]
-    state, states = torch.zeros_like(written[:, 0]), []
-    for chunk in range(chunks):
-        states.append(state)
-        state = torch.addcmul(written[:, chunk], state, kept[:, chunk])
-    carried = queries[:, :, None] @ torch.stack(states, 1).transpose(-1, -2)
-    y = y + carried * decay.exp()[..., None]
-    y = y.transpose(2, 3).reshape(batch, chunks * chunk_size, heads, head_dim)[:, :length]
-    return y + D[:, None] * x
-
-
-@contextmanager
-def swapped_scan() -> Iterator[None]:
-    """Have transformers' mixer call `differentiable_scan` while its model is trained."""
-
-    def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **more: Any) -> Any:
-        y = differentiable_scan(x, dt, A, B, C, D=more["D"], dt_bias=more["dt_bias"])
-        return (y, None) if more.get("return_final_states") else y
-
-    before = modeling.mamba2_chunk_scan
-    modeling.mamba2_chunk_scan = scan
-    try:
-        yield
-    finally:
-        modeling.mamba2_chunk_scan = before

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from agentcache.engine.embedded import AGENT_FOLDER
 from agentcache.engine.tiny import words
-from agentcache.engine.tiny.batches import IGNORED, batches_of, draw_examples, example_of
+from agentcache.engine.tiny.batches import IGNORED, draw_examples, example_of, rows_of
 from agentcache.engine.tiny.dialogues import KINDS, draw_dialogue
 from agentcache.engine.tiny.evaluate import Tally, held_out_dialogues, is_right, judge
 from agentcache.engine.tiny.rendering import render
@@ -145,18 +145,32 @@ def test_replies_are_what_the_assistant_says_with_its_end() -> None:
         assert said == [part[: part.index("<|end_of_text|>")] + "<|end_of_text|>" for part in parts]
 
 
-def test_batches_hold_every_dialogue_and_ask_only_for_replies() -> None:
+def test_rows_hold_the_dialogues_and_ask_only_for_whole_replies() -> None:
     examples = draw_examples(TOKENIZER, "some", 0.5, 4000)
-    batches = list(batches_of(examples, 1500, PAD))
-    assert sorted(len(e.ids) for b in batches for e in b.examples) == sorted(
-        len(e.ids) for e in examples
-    )
-    for batch in batches:
-        for row, example in enumerate(batch.examples):
-            asked = (batch.targets[row] != IGNORED).nonzero().flatten().tolist()
-            expected = [at - 1 for r in example.replies for at in range(r.start, r.stop)]
-            assert asked == expected
-            assert batch.targets[row, asked].tolist() == [example.ids[at + 1] for at in asked]
+    rows = rows_of(examples, 1504, PAD)
+    assert {len(row.ids) for row in rows} == {1504}
+    whole = {tuple(example.ids): example for example in examples}
+    found = 0
+    for row in rows:
+        asked = (row.targets != IGNORED).nonzero().flatten().tolist()
+        replies = [reply for replies in row.replies for reply in replies]
+        assert asked == [at - 1 for reply in replies for at in range(reply.start, reply.stop)]
+        assert row.targets[asked].tolist() == [int(row.ids[at + 1]) for at in asked]
+        for (start, end), said in zip(row.places.spans, row.replies, strict=False):
+            example = whole.get(tuple(row.ids[start:end].tolist()))
+            if example is not None:
+                found += 1
+                assert [slice(r.start - start, r.stop - start) for r in said] == example.replies
+    assert found >= len(examples) - 2 * len(rows)
+
+
+def test_a_row_is_filled_up_and_its_filling_asks_for_nothing() -> None:
+    example = draw_examples(TOKENIZER, "one", 0.5, 1)[0]
+    (row,) = rows_of([example], 4096, PAD)
+    length = len(example.ids)
+    assert row.places.spans == ((0, length), (length, 4096))
+    assert set(row.ids[length:].tolist()) == {PAD}
+    assert (row.targets[length - 1 :] == IGNORED).all()
 
 
 def test_training_begins_with_short_dialogues() -> None:

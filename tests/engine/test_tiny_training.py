@@ -1,9 +1,9 @@
-"""Training `tiny-agent`: the scan it trains with, that it learns, goes on, and is written whole."""
+"""Training `tiny-agent`: the pass it trains with, that it learns, goes on, and is written whole."""
 
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,10 +13,12 @@ from transformers import AutoModelForCausalLM
 from agentcache.engine.embedded import AGENT_FOLDER
 from agentcache.engine.tiny import export as exporting
 from agentcache.engine.tiny import train as training
-from agentcache.engine.tiny.batches import draw_examples, example_of
+from agentcache.engine.tiny.batches import draw_examples, example_of, rows_of
 from agentcache.engine.tiny.evaluate import held_out_dialogues
 from agentcache.engine.tiny.export import export
-from agentcache.engine.tiny.model import differentiable_scan, new_agent, swapped_scan
+from agentcache.engine.tiny.model import new_agent
+from agentcache.engine.tiny.muon import Muon, orthogonal
+from agentcache.engine.tiny.packed import CHUNK, Places, hidden_of, packed_scan
 from agentcache.engine.tiny.train import Settings, train
 from agentcache.kernels.ssd_scan import ssd_scan_reference
 
@@ -47,32 +49,59 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("length", [1, 31, 32, 77])
-def test_scan_is_that_of_the_reference(length: int) -> None:
-    generator = torch.Generator().manual_seed(length)
+@pytest.mark.parametrize("lengths", [[128], [1, 31, 32, 64], [5, 3, 77, 2, 1, 40], [95, 33]])
+def test_scan_of_a_row_is_that_of_the_reference_for_each_dialogue(lengths: list[int]) -> None:
+    generator = torch.Generator().manual_seed(len(lengths))
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    x, dt = draw(2, length, 3, 4), draw(2, length, 3)
-    B, C = draw(2, length, 1, 5), draw(2, length, 1, 5)
-    A, D, bias = -draw(3).exp(), draw(3), draw(3)
-    got = differentiable_scan(x, dt, A, B, C, D=D, dt_bias=bias)
-    steps = torch.nn.functional.softplus(dt + bias)
-    expected, _ = ssd_scan_reference(x, steps, A, B, C, D=D)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    tokens = sum(lengths)
+    x, dt, A = draw(tokens, 3, 4), draw(tokens, 3).exp(), -draw(3).exp()
+    B, C = draw(tokens, 5), draw(tokens, 5)
+    places = Places.of(lengths)
+    got = packed_scan(x, dt, A, B, C, places.number)
+    for start, end in places.spans:
+        at = slice(start, end)
+        rows = x[None, at], dt[None, at], A, B[None, at, None], C[None, at, None]
+        expected, _ = ssd_scan_reference(*rows, D=torch.zeros(3))
+        torch.testing.assert_close(got[at], expected[0], rtol=1e-4, atol=1e-4)
 
 
-def test_model_computes_the_same_with_either_scan() -> None:
+def test_a_dialogue_in_a_row_gets_what_transformers_computes_for_it_alone() -> None:
     model = new_agent(0)
-    ids = torch.tensor([[5, 900, 17, 3, 44, 1200] * 15])
+    lengths = [40, 3, 200, 1, 90, 51, 300, 83]
+    assert sum(lengths) % CHUNK == 0
+    ids = torch.randint(8, 1536, (sum(lengths),), generator=torch.Generator().manual_seed(1))
+    places = Places.of(lengths)
     with torch.no_grad():
-        expected = model(input_ids=ids, use_cache=False).logits
-        with swapped_scan():
-            got = model(input_ids=ids, use_cache=False).logits
-        after = model(input_ids=ids, use_cache=False).logits
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(after, expected)
+        got = hidden_of(model, ids, places)
+        for start, end in places.spans:
+            alone = model.model(input_ids=ids[None, start:end], use_cache=False)
+            expected = alone.last_hidden_state[0]
+            torch.testing.assert_close(got[start:end], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_muon_takes_the_steps_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(6, 20)) for _ in range(2))
+    one = Muon([ours], lr=1e-2)
+    other = torch.optim.Muon([theirs], lr=1e-2, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        ours.grad = torch.randn(6, 20, generator=generator)
+        theirs.grad = ours.grad.clone()
+        one.step()
+        other.step()
+    moved = (theirs.detach() - 1).abs().mean()
+    assert (ours.detach() - theirs.detach()).abs().max() < 0.05 * moved  # theirs is in bfloat16
+
+
+def test_muon_makes_tall_and_wide_matrices_nearly_orthogonal() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((8, 30), (30, 8), (9, 9)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=generator)))
+        assert values.min() > 0.4
+        assert values.max() < 1.3
 
 
 def test_drills_are_copied_from_what_stands_before() -> None:
@@ -95,10 +124,9 @@ def test_learning_lowers_the_loss_of_what_it_saw() -> None:
     optimizers = training._optimizers(model)
     examples = [example_of(tokenizer, dialogue) for dialogue in held_out_dialogues(2)]
     losses = []
-    with swapped_scan():
-        for _ in range(6):
-            losses.append(training._learn(model, training.batches_of(examples, 600, 3)))
-            training._update(model, optimizers, 4e-3)
+    for _ in range(6):
+        losses.append(training._learn(model, rows_of(examples, 640, 3)))
+        training._update(model, optimizers, 4e-3)
     assert losses[-1] < 0.8 * losses[0]
 
 
@@ -118,9 +146,9 @@ def test_going_on_gives_what_one_run_gives(
     with monkeypatch.context() as patch:
         learn = training._learn
 
-        def learn_until_checkpoint(*arguments: object) -> float:
+        def learn_until_checkpoint(*arguments: Any, **more: Any) -> float:
             stop()
-            return learn(*arguments)  # type: ignore[arg-type]
+            return learn(*arguments, **more)
 
         patch.setattr(training, "_learn", learn_until_checkpoint)
         with pytest.raises(Stopped):

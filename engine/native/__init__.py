@@ -1,0 +1,1 @@
+"""Forward passes of our own, put together from common layers; transformers stays the oracle."""

@@ -1,0 +1,87 @@
+"""Attention over pages, of several sequences in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentcache.kernels.paged_attention import segment_attention
+from agentcache.types import Kind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentcache.engine.native.layers import Linear, RMSNorm
+    from agentcache.engine.native.packing import Pass
+    from agentcache.engine.native.rope import Rope
+
+__all__ = ["Attention"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Causal attention with fewer heads of keys than of queries, where there are.
+
+    qkv: queries, keys and values in one product, [N, (Hq + 2 Hkv) * D]. kind, window: of its KV.
+    sinks: [Hq] logits that join the denominator. gated: queries come with as many gates, whose
+    sigmoid the output is multiplied by.
+    """
+
+    layer_idx: int
+    qkv: Linear
+    out: Linear
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None = None
+    q_norm: RMSNorm | None = None
+    k_norm: RMSNorm | None = None
+    kind: str = Kind.FULL.value
+    window: int | None = None
+    sinks: Tensor | None = None
+    gated: bool = False
+
+    def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
+        q, k, v, gate = self._project(x, tokens)
+        keys, values = tokens.pools.kv[self.layer_idx]
+        places = tokens.places(self.kind)
+        places.store(keys, k)
+        places.store(values, v)
+        out = torch.empty_like(q)
+        for bounds, runs in zip(tokens.bounds, places.history, strict=True):
+            history = [(keys[at : at + num], values[at : at + num]) for at, num in runs]
+            if tokens.exact and history:
+                history = [(torch.cat([h[0] for h in history]), torch.cat([h[1] for h in history]))]
+            out[bounds] = segment_attention(
+                q[bounds].transpose(0, 1),
+                history,
+                k[bounds].transpose(0, 1),
+                v[bounds].transpose(0, 1),
+                scale=self.scale,
+                window=self.window,
+                sinks=self.sinks,
+            )
+        flat = out.flatten(1)
+        return self.out(flat if gate is None else flat * gate.sigmoid())
+
+    def _project(self, x: Tensor, tokens: Pass) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries [N, Hq, D], keys and values [N, Hkv, D], and gates [N, Hq * D] if there are."""
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        mixed = self.qkv(x)
+        gate = None
+        if self.gated:  # head by head a query and its gate
+            both, k, v = mixed.split([2 * width, kv_width, kv_width], -1)
+            q, gate = both.unflatten(-1, (self.num_heads, 2, -1)).unbind(-2)
+            gate = gate.flatten(1)
+        else:
+            q, k, v = mixed.split([width, kv_width, kv_width], -1)
+            q = q.unflatten(-1, (self.num_heads, -1))
+        k, v = (part.unflatten(-1, (self.num_kv_heads, -1)) for part in (k, v))
+        q = q if self.q_norm is None else self.q_norm(q)
+        k = k if self.k_norm is None else self.k_norm(k)
+        if self.rope is not None:
+            q, k = self.rope.turn(q, tokens), self.rope.turn(k, tokens)
+        return q, k, v, gate

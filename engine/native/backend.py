@@ -1,0 +1,65 @@
+"""The native backend: a loaded model's weights in layers of our own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agentcache.engine.describe import describe, text_config
+from agentcache.engine.native.families import NATIVE
+from agentcache.engine.native.packing import Pass
+from agentcache.engine.native.weights import Weights
+from agentcache.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from agentcache.engine.backend import Batch
+
+__all__ = ["NativeBackend", "has_native"]
+
+
+def has_native(model_type: str) -> bool:
+    """Whether there is a description of a family."""
+    return model_type in NATIVE
+
+
+class NativeBackend:
+    """Takes a loaded causal LM over: from here on its weights are ours.
+
+    Spans of any length share a pass. Raises UnsupportedModel where its family has no description
+    here or the model is not proven, and ModelError where description and weights do not fit.
+    """
+
+    max_extend_batch = 64
+
+    def __init__(self, model: Any) -> None:
+        model.eval()
+        config = text_config(model.config)
+        self.model_type: str = config.model_type
+        if self.model_type not in NATIVE:
+            raise UnsupportedModel(
+                f"there is no native backend for {self.model_type!r}; take backend='transformers', "
+                f"or a model of {', '.join(sorted(NATIVE))}"
+            )
+        description = describe(model)
+        self.doubt = description.doubt
+        self.sample = description.sample
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.shape = description.shape
+        self.kv_layout = description.kv
+        self.state_layout = description.state
+        weights = Weights(dict(model.state_dict()))
+        with torch.no_grad():
+            self._model = NATIVE[self.model_type](config, weights)
+        weights.check_all_used()
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> list[torch.Tensor]:
+        tokens = Pass(batch, self.device)
+        logits = self._model.logits(tokens)
+        for span in batch.spans:
+            for capture in span.captures:
+                if capture.length == span.stop:
+                    batch.pools.copy_row(span.row, capture.row)
+        return tokens.by_span(logits)

@@ -1,0 +1,119 @@
+"""Parts that several families have under the same names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from transformers.activations import ACT2FN
+
+from agentcache.engine.native.attention import Attention
+from agentcache.engine.native.layers import GatedMLP, GatedNorm, Linear, RMSNorm
+from agentcache.engine.native.mamba2 import Mamba2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from agentcache.engine.native.weights import Weights
+
+__all__ = ["activation", "attention", "gated_mlp", "head_of", "mamba2", "norm"]
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """An activation by transformers' name."""
+    if name == "silu":
+        return F.silu
+    found: Callable[[Tensor], Tensor] = ACT2FN[name]
+    return found
+
+
+def norm(weights: Weights, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
+    """An RMS norm by its name."""
+    return RMSNorm(weights.at(name).get("weight", width), eps, offset=offset)
+
+
+def attention(
+    config: Any, weights: Weights, layer_idx: int, *, norms: float | None = None, **more: Any
+) -> Attention:
+    """With `q_proj`, `k_proj`, `v_proj` and `o_proj`.
+
+    norms: of queries and keys head by head, if there are: what stands before their weights. more:
+    what `Attention` takes besides.
+    """
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    sizes = {"q_proj": heads * width, "k_proj": kv_heads * width, "v_proj": kv_heads * width}
+    if more.get("gated"):
+        sizes["q_proj"] *= 2
+    if norms is not None:
+        for name in ("q_norm", "k_norm"):
+            more[name] = norm(weights, name, width, config.rms_norm_eps, norms)
+    return Attention(
+        layer_idx=layer_idx,
+        qkv=Linear.joined(weights, sizes, config.hidden_size),
+        out=Linear.of(weights, "o_proj", config.hidden_size, heads * width),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
+        scale=more.pop("scale", width**-0.5),
+        **more,
+    )
+
+
+def gated_mlp(weights: Weights, width: int, middle: int, act: str = "silu") -> GatedMLP:
+    """With `gate_proj`, `up_proj` and `down_proj`."""
+    up = Linear.joined(weights, {"gate_proj": middle, "up_proj": middle}, width)
+    return GatedMLP(up, Linear.of(weights, "down_proj", width, middle), activation(act))
+
+
+def mamba2(
+    config: Any,
+    weights: Weights,
+    layer_idx: int,
+    *,
+    heads: int,
+    head_dim: int,
+    groups: int,
+    state_dim: int,
+    norm: Callable[[Tensor], GatedNorm] | None,
+    project_scale: Tensor | None = None,
+    limits: tuple[float, float] = (0.0, float("inf")),
+    taps: int = 4,
+) -> Mamba2:
+    """With `in_proj`, `conv1d`, `dt_bias`, `A_log`, `D`, `norm` and `out_proj`.
+
+    norm: makes the gated norm of its weight. project_scale: [outputs], on what is projected.
+    """
+    width = heads * head_dim
+    channels = width + 2 * groups * state_dim
+    project = Linear.of(weights, "in_proj", width + channels + heads, config.hidden_size)
+    if project_scale is not None:
+        project = Linear(project.weight * project_scale[:, None], project.bias)
+    conv = weights.at("conv1d")
+    return Mamba2(
+        layer_idx=layer_idx,
+        project=project,
+        conv_weight=conv.get("weight", channels, 1, taps)[:, 0].contiguous(),
+        conv_bias=conv.maybe("bias", channels),
+        dt_bias=weights.get("dt_bias", heads).float(),
+        dt_limits=limits,
+        A=-weights.get("A_log", heads).float().exp(),
+        D=weights.get("D", heads).float(),
+        norm=None if norm is None else norm(weights.at("norm").get("weight", width)),
+        out=Linear.of(weights, "out_proj", config.hidden_size, width),
+        num_heads=heads,
+        head_dim=head_dim,
+        num_groups=groups,
+        state_dim=state_dim,
+    )
+
+
+def head_of(config: Any, weights: Weights, embedding: Tensor) -> Linear:
+    """The output map; the embedding's rows where both are one."""
+    head = weights.get("lm_head.weight", *embedding.shape)
+    bias = weights.maybe("lm_head.bias", len(embedding))
+    is_shared = head.data_ptr() == embedding.data_ptr() or torch.equal(head, embedding)
+    return Linear(embedding if is_shared else head, bias, shared=is_shared)

@@ -1,0 +1,133 @@
+"""One pass over tokens of several sequences, one behind the other, prepared once for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from agentcache.engine.backend import Batch, Capture, Span
+
+__all__ = ["KVPlaces", "Pass", "Run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Several tokens of one sequence: where they lie in the pass, and the states to set aside.
+
+    inside: captures before the last token. positions: their places, in tokens of the run.
+    """
+
+    at: slice
+    span: Span
+    inside: tuple[Capture, ...]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple(capture.length - self.span.start for capture in self.inside)
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlaces:
+    """Where one kind of KV lies. slots: of the new tokens [N], or their start where they are
+    neighbours. history: per span the runs (start, length) that its first token sees."""
+
+    slots: Tensor | int
+    history: tuple[tuple[tuple[int, int], ...], ...]
+
+    def store(self, target: Tensor, new: Tensor) -> None:
+        """Write [N, heads, dim] into the new tokens' slots of `target` [slots, heads, dim]."""
+        if isinstance(self.slots, int):
+            target[self.slots : self.slots + len(new)] = new
+        else:
+            target.index_copy_(0, self.slots, new.to(target.dtype))
+
+
+class Pass:
+    """A batch with its tokens packed: those of spans of one token first, then span by span.
+
+    ids, positions: [N]. steps: how many spans have one token. runs: the others. order: of each
+    span of the batch its place in the pass.
+    """
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        self.batch = batch
+        self.pools = batch.pools
+        self.exact = batch.exact
+        given = sorted(range(len(batch.spans)), key=lambda i: len(batch.spans[i].ids) > 1)
+        self.spans = tuple(batch.spans[i] for i in given)
+        self.order = given
+        self.bounds: list[slice] = []
+        at = 0
+        for span in self.spans:
+            self.bounds.append(slice(at, at + len(span.ids)))
+            at += len(span.ids)
+        self.steps = sum(len(span.ids) == 1 for span in self.spans)
+        self.runs = tuple(
+            Run(bounds, span, tuple(c for c in span.captures if c.length < span.stop))
+            for bounds, span in zip(self.bounds, self.spans, strict=True)
+            if len(span.ids) > 1
+        )
+        self.ids = torch.cat([torch.from_numpy(span.ids) for span in self.spans]).to(device).long()
+        self.positions = torch.cat([torch.arange(s.start, s.stop) for s in self.spans]).to(device)
+        self._places: dict[str, KVPlaces] = {}
+        self._made: dict[object, tuple[Tensor, Tensor]] = {}
+
+    def places(self, kind: str) -> KVPlaces:
+        """Where a kind of KV lies for this pass."""
+        if kind not in self._places:
+            self._places[kind] = self._find_places(kind)
+        return self._places[kind]
+
+    def once(self, key: object, make: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """What `make` computes of the positions, once a pass for each key."""
+        if key not in self._made:
+            self._made[key] = make(self.positions)
+        return self._made[key]
+
+    @cached_property
+    def rows(self) -> slice | list[int]:
+        """Rows of the spans of one token; a slice where they are neighbours in order."""
+        rows = [span.row for span in self.spans[: self.steps]]
+        if rows == list(range(rows[0], rows[0] + len(rows))):
+            return slice(rows[0], rows[0] + len(rows))
+        return rows
+
+    def wanted(self) -> Tensor:
+        """Places in the pass of the tokens whose logits are asked for."""
+        at = [
+            bounds.start + i
+            for bounds, span in zip(self.bounds, self.spans, strict=True)
+            for i in span.logits_at
+        ]
+        return torch.tensor(at, dtype=torch.int64, device=self.ids.device)
+
+    def by_span(self, rows: Tensor) -> list[Tensor]:
+        """Rows of `wanted` tokens, given back in the order of the batch's spans."""
+        parts = rows.split([len(span.logits_at) for span in self.spans])
+        out: list[Tensor] = [rows] * len(parts)
+        for place, part in zip(self.order, parts, strict=True):
+            out[place] = part
+        return out
+
+    def _find_places(self, kind: str) -> KVPlaces:
+        group = next(g for g in self.pools.kv_layout.groups if g.kind == kind)
+        window = group.window
+        fresh: list[tuple[int, int]] = []
+        history = []
+        for span in self.spans:
+            pages = span.pages(kind)
+            first = 0 if window is None else max(0, span.start + 1 - window)
+            history.append(tuple(pages.runs(first, span.start)))
+            fresh.extend(pages.runs(span.start, span.stop))
+        if len(fresh) == 1:
+            return KVPlaces(fresh[0][0], tuple(history))
+        slots = torch.cat([torch.arange(at, at + num) for at, num in fresh])
+        return KVPlaces(slots.to(self.ids.device), tuple(history))
