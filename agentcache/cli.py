@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentcache.chat.command import register as add_chat
-from agentcache.cli_options import Adapter, JsonFile, Model, Policy, Threads, Unproven
+from agentcache.cli_options import Adapter, Backend, JsonFile, Model, Policy, Threads, Unproven
 from agentcache.cli_progress import progress_bar
 from agentcache.errors import AgentCacheError, ConfigError, ModelError
 from agentcache.replay.results import ReplayResult, summary_table, trajectory_table
@@ -23,6 +23,7 @@ from agentcache.replay.results import ReplayResult, summary_table, trajectory_ta
 if TYPE_CHECKING:
     from agentcache.engine.doctor import Diagnosis
     from agentcache.replay.trace import ReadResult
+    from agentcache.types import BackendName
 
 __all__ = ["app", "main"]
 
@@ -52,6 +53,7 @@ def replay(
     model: Model = "tiny-hybrid",
     adapter: Adapter = None,
     unproven: Unproven = False,
+    backend: Backend = "auto",
     budget: Annotated[
         str | None,
         typer.Option(help='"512MiB", "2GB", or a share of the need such as "10%".'),
@@ -89,6 +91,7 @@ def replay(
             threads,
             adapter,
             unproven,
+            backend,
             concurrency=concurrency,
             max_turns=max_turns,
             stepwise=stepwise,
@@ -196,7 +199,7 @@ def _diagnose(
         done = []
         for name, diagnose in jobs:
             progress.update(task, description=f"probing {escape(name)}")
-            done.append(diagnose())
+            done += diagnose()
             progress.advance(task)
     return done
 
@@ -280,6 +283,7 @@ def _replay(
     threads: int | None,
     adapter: str | None,
     unproven: bool,
+    backend: BackendName,
     **options: int | bool | None,
 ) -> ReplayResult:
     """Read, load, replay with a progress bar."""
@@ -303,7 +307,9 @@ def _replay(
         from agentcache.engine.threads import use_threads
 
         use_threads(threads)
-        replayer = Replayer(model, read, settings, adapter=adapter, unproven=unproven)
+        replayer = Replayer(
+            model, read, settings, adapter=adapter, unproven=unproven, backend=backend
+        )
     with progress_bar(console) as progress:
         task = progress.add_task("replaying calls", total=None)
         return replayer.run(

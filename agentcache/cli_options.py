@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from agentcache.policy.eviction import POLICIES
+from agentcache.types import BackendName
 
-__all__ = ["Adapter", "Budget", "JsonFile", "Model", "Policy", "Threads", "Unproven"]
+__all__ = ["Adapter", "Backend", "Budget", "JsonFile", "Model", "Policy", "Threads", "Unproven"]
 
 Model = Annotated[str, typer.Option(help="Embedded model, folder, or downloaded Hub id.")]
 
@@ -20,6 +21,14 @@ Unproven = Annotated[
     bool,
     typer.Option(
         "--unproven", help="Admit a model for which warm = cold has not been proven, at your risk."
+    ),
+]
+
+Backend = Annotated[
+    BackendName,
+    typer.Option(
+        help="What computes the model: native, transformers, or auto, the native one where it is "
+        "there and right."
     ),
 ]
 

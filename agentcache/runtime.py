@@ -11,13 +11,12 @@ from agentcache.components.full import FullComponent
 from agentcache.components.state import StateComponent
 from agentcache.components.swa import SwaComponent
 from agentcache.config import CacheConfig
+from agentcache.engine.backends import check_backend_name, make_backend
 from agentcache.engine.chat import ChatFormat
 from agentcache.engine.loader import fingerprint, load_model
 from agentcache.engine.loop import Engine, Submission
 from agentcache.engine.threads import use_threads
 from agentcache.engine.tokenizer import Tokenizer
-from agentcache.engine.transformers_backend import TransformersBackend
-from agentcache.engine.trial import try_out, warn_of_doubt
 from agentcache.engine.weights import free_bytes
 from agentcache.errors import UnsupportedOption
 from agentcache.events import Events
@@ -38,7 +37,7 @@ from agentcache.simulate.shadows import Shadows
 from agentcache.simulate.tuner import ReplayTuner
 from agentcache.tree.key import Namespace
 from agentcache.tree.radix_tree import RadixTree
-from agentcache.types import FEW_TOKENS, Kind, ModelShape
+from agentcache.types import FEW_TOKENS, BackendName, Kind, ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +69,9 @@ class Runtime:
     cache: its settings. verify, exact: defaults for calls (see `CallOptions`). on_mismatch: a call
     that verification finds to differ from a cold run is logged and counted in any case; "drop" has
     its path leave the cache as well, with all that was computed from it. adapter: digest of what
-    was merged into the model; prefixes of different ones are kept apart. unproven: admit a model
+    was merged into the model; prefixes of different ones are kept apart. backend: "native", layers
+    of our own, for the families that have them; "transformers" for every family; "auto" the native
+    one where it is there and computes the same, else transformers. unproven: admit a model
     for which warm = cold has not been proven; nothing is promised of it, which is logged, and it
     decodes sequences one by one. tool_form: how the model writes tool calls, where its template
     does not tell. volatile: regular expressions; lines of the system prompt in which one is found
@@ -95,6 +96,7 @@ class Runtime:
         exact: bool = False,
         on_mismatch: Literal["log", "drop"] = "log",
         adapter: str | None = None,
+        backend: BackendName = "auto",
         unproven: bool = False,
         tool_form: str | None = None,
         volatile: Sequence[str] = (),
@@ -113,16 +115,14 @@ class Runtime:
         make_policy(self.config.policy)  # or it is refused before a model is looked at
         self.clock = clock or SystemClock()
         self.tokenizer = Tokenizer(tokenizer)
-        backend = TransformersBackend(model, unproven=unproven)
-        if backend.doubt is not None:
-            warn_of_doubt(backend, try_out(backend))
+        computing = make_backend(model, backend, unproven=unproven)
         end_ids = self.tokenizer.end_ids(getattr(model, "generation_config", None))
         self.end_id = _end_id(tokenizer, end_ids)
         self.chat_format = ChatFormat(self.tokenizer, end_ids=end_ids, tool_form=tool_form)
         self.prompts = PromptBuilder(
             self.chat_format,
             self.tokenizer,
-            backend.shape.vocab_size,
+            computing.shape.vocab_size,
             Volatile(volatile) if volatile else None,
         )
         self.registry: Registry[History] = Registry()
@@ -133,15 +133,15 @@ class Runtime:
         self.events = Events()
         given = self.config.budget_bytes
         self._budget = free_bytes(model) // 2 if given is None else given
-        self._pools = _make_pools(backend, self.config, self._budget, poison)
+        self._pools = _make_pools(computing, self.config, self._budget, poison)
         self.recorder: Recorder | None = None
         if store is not None:
             self.recorder = _record(store, _name_of(model), self._fingerprint)
         self._shadows: Shadows | None = None
         if self.config.policy == "auto":
-            self._shadows = _make_shadows(backend, self.config, self._pools)
-        policy = _make_policy(backend.shape, self.config, self._pools, self._shadows)
-        tree = RadixTree(_components(backend, self.config.page_size))
+            self._shadows = _make_shadows(computing, self.config, self._pools)
+        policy = _make_policy(computing.shape, self.config, self._pools, self._shadows)
+        tree = RadixTree(_components(computing, self.config.page_size))
         self._cache = HybridCache(
             tree,
             self._pools,
@@ -154,7 +154,7 @@ class Runtime:
         )
         self.marks: Marks = self._cache
         self._engine = Engine(
-            backend,
+            computing,
             self._pools,
             self._cache,
             self.tokenizer,
@@ -170,7 +170,7 @@ class Runtime:
         cls,
         name: str | Path,
         *,
-        backend: Literal["auto", "transformers"] = "auto",
+        backend: BackendName = "auto",
         dtype: torch.dtype | None = None,
         adapter: str | Path | None = None,
         threads: int | None = None,
@@ -180,16 +180,12 @@ class Runtime:
     ) -> Runtime:
         """Load a model by name; `options` as for the constructor.
 
-        backend: "auto" takes the best there is for the model, which in this version is
-        "transformers". adapter: folder or Hub id of a LoRA adapter, merged into the weights.
-        threads: of torch, for the whole process; None takes one per physical core, unless the
-        process has set a number. unproven: as for the constructor. Raises ModelNotFound,
+        adapter: folder or Hub id of a LoRA adapter, merged into the weights. threads: of torch, for
+        the whole process; None takes one per physical core, unless the process has set a number.
+        backend, unproven: as for the constructor. Raises ModelNotFound,
         ModelTooLarge, UnsupportedModel, ConfigError, and what the constructor raises.
         """
-        if backend not in ("auto", "transformers"):
-            raise UnsupportedOption(
-                f"backend {backend!r} is not available in this version; take auto or transformers"
-            )
+        check_backend_name(backend)
         cache = cache or CacheConfig()
         use_threads(threads)
         loaded = load_model(
@@ -204,6 +200,7 @@ class Runtime:
             loaded.tokenizer,
             cache=cache,
             adapter=loaded.adapter,
+            backend=backend,
             unproven=unproven,
             **options,
         )

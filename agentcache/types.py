@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 __all__ = [
     "FEW_TOKENS",
+    "BackendName",
     "FinishReason",
     "IntArray",
     "Kind",
@@ -28,6 +29,9 @@ IntArray = npt.NDArray[np.int32]
 FEW_TOKENS = 8
 """What is always computed at the end of a prompt, and too little to be worth a checkpoint: the
 reply header and one more."""
+
+BackendName = Literal["auto", "native", "transformers"]
+"""What computes a model: layers of our own, transformers' modeling code, or the better of both."""
 
 FinishReason = Literal["stop", "length", "replay", "prefill"]
 """Why a call ended: end id, stop string or complete grammar; max_new_tokens; recorded answer

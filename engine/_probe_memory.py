@@ -172,6 +172,19 @@ class Memory:
                 for at, num in runs:
                     half[at : at + num] = 0
 
+    def kept(self, running: Running) -> dict[str, torch.Tensor]:
+        """What each layer keeps of a sequence, by what it is; float32 copies."""
+        out = {
+            f"{name} of layer {layer_idx}": tensor[running.row].float()
+            for (layer_idx, name), tensor in self.pools.state.items()
+        }
+        for spec in self.pools.kv_layout.specs:
+            table = running.tables[self.pools.kv_layout.kind_of(spec.layer_idx)]
+            for what, half in zip(("keys", "values"), self.pools.kv[spec.layer_idx], strict=True):
+                runs = [half[at : at + num] for at, num in table.runs(0, running.length)]
+                out[f"{what} of layer {spec.layer_idx}"] = torch.cat(runs).float()
+        return out
+
     def lose_sidecars(self, running: Running) -> None:
         """Zero what lies beside the pages of all tokens so far."""
         pages = torch.from_numpy(running.own.astype(np.int64))

@@ -37,8 +37,9 @@ __all__ = ["Description", "KeptLayer", "describe", "sample_ids", "text_config"]
 class Description:
     """A model's family, sizes, and what each of its cache layers keeps.
 
-    doubt: why the model is not proven, if only the flag admits it. sample: of such a model, the
-    logits of `sample_ids` by its own code without a cache, [T, vocab] float32.
+    doubt: why the model is not proven, if only the flag admits it. sample: the logits of
+    `sample_ids` by the model's own code, of a model in doubt without a cache, [T, vocab] float32;
+    None where nothing had to be run.
     """
 
     family: Family
@@ -80,9 +81,12 @@ def _describe(model: Any, admission: Admission) -> Description:
     config, family = text_config(model.config), admission.family
     sample = None
     with code_of_others(config.model_type, admission.doubt):
+        if family.keeps is None:
+            layers, sample = _seen(model, family)
+        else:
+            layers = family.keeps(model)
         if admission.doubt is not None and model.device.type != "meta":
             sample = _own_logits(model)  # built without memory it is only described
-        layers = _seen(model, family) if family.keeps is None else family.keeps(model)
     if admission.doubt is not None:
         _check_kept(config.model_type, family, layers)
     kv = KVLayout(
@@ -148,16 +152,16 @@ def _sample(model: Any) -> torch.Tensor:
     return torch.from_numpy(ids).long().to(model.device)[None]
 
 
-def _seen(model: Any, family: Family) -> tuple[KeptLayer, ...]:
-    """What a run of the model hands to a stock cache."""
+def _seen(model: Any, family: Family) -> tuple[tuple[KeptLayer, ...], torch.Tensor]:
+    """What a run of the model hands to a stock cache, and the logits, [T, vocab] float32."""
     config = text_config(model.config)
     cache = _Recording(config)
     with torch.inference_mode():
-        model(input_ids=_sample(model), cache=cache, use_cache=True, logits_to_keep=1)
+        logits = model(input_ids=_sample(model), cache=cache, use_cache=True).logits[0].float()
     cache.named = {place for place in cache.named if place[1] not in family.whole_convs}
     parts, fills = parts_of(cache.layers), family.fills(config)
     layers = (_kept(cache, i) for i in range(len(cache.layers)))
-    return tuple(
+    kept = tuple(
         KeptLayer(
             layer.kv,
             tuple(replace(spec, fill=fills.get(spec.name, 0)) for spec in layer.states),
@@ -165,6 +169,7 @@ def _seen(model: Any, family: Family) -> tuple[KeptLayer, ...]:
         )
         for i, layer in enumerate(layers)
     )
+    return kept, logits
 
 
 class _Recording(DynamicCache):

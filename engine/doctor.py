@@ -11,9 +11,10 @@ import torch
 
 from agentcache.engine.families.tiny import build
 from agentcache.engine.loader import load_model
+from agentcache.engine.native.backend import NativeBackend, has_native
 from agentcache.engine.probe import CHECKS, first_line, probe
 from agentcache.engine.transformers_backend import TransformersBackend
-from agentcache.errors import UnsupportedModel
+from agentcache.errors import ModelError, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,8 +85,8 @@ def _finite(values: dict[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def diagnose_family(name: str, *, seed: int = 0, unproven: bool = False) -> Diagnosis:
-    """Probe a tiny random model of a variant. Raises ConfigError for one that is not known.
+def diagnose_family(name: str, *, seed: int = 0, unproven: bool = False) -> list[Diagnosis]:
+    """Probe a tiny random model of a variant with every backend it has. Raises ConfigError.
 
     unproven: also one that is not admitted otherwise, to see what it would pass.
     """
@@ -94,8 +95,8 @@ def diagnose_family(name: str, *, seed: int = 0, unproven: bool = False) -> Diag
 
 def diagnose_model(
     name: str, *, adapter: str | None = None, seed: int = 0, unproven: bool = False
-) -> Diagnosis:
-    """Probe a model by its name, in float32, whose rounding hides no lost state.
+) -> list[Diagnosis]:
+    """Probe a model by its name with every backend it has; in float32: no rounding hides a loss.
 
     adapter: folder or Hub id of a LoRA adapter to merge first. unproven: also a model that is not
     admitted otherwise, to see what it would pass. Raises ModelNotFound, and ModelError for an
@@ -104,22 +105,42 @@ def diagnose_model(
     try:
         model = load_model(name, torch.float32, adapter=adapter, unproven=unproven).model
     except UnsupportedModel as error:
-        return Diagnosis(name, refusal=str(error))
+        return [Diagnosis(name, refusal=str(error))]
     return _diagnose(name, model, seed, unproven)
 
 
-def _diagnose(name: str, model: Any, seed: int, unproven: bool) -> Diagnosis:
+def _diagnose(name: str, model: Any, seed: int, unproven: bool) -> list[Diagnosis]:
+    """One diagnosis by transformers, and one of the native backend where the family has it."""
     model_type = model.config.get_text_config(decoder=True).model_type
     reference = stock_reference(model)
     try:
         backend = TransformersBackend(model, unproven=unproven)
     except UnsupportedModel as error:
-        return Diagnosis(name, model_type, refusal=str(error))
+        return [Diagnosis(name, model_type, refusal=str(error))]
     except Exception as error:  # a family's own code failed on this config: that is the finding
         reason = f"the engine cannot take the model over: {first_line(error)}"
-        return Diagnosis(name, model_type, refusal=reason)
+        return [Diagnosis(name, model_type, refusal=reason)]
     report = probe(backend, reference, seed=seed)
-    return Diagnosis(name, model_type, report, doubt=backend.doubt)
+    found = [Diagnosis(name, model_type, report, doubt=backend.doubt)]
+    if backend.doubt is None and has_native(model_type):
+        found.append(_diagnose_native(name, model_type, model, reference, seed, backend))
+    return found
+
+
+def _diagnose_native(
+    name: str,
+    model_type: str,
+    model: Any,
+    reference: Reference,
+    seed: int,
+    other: TransformersBackend,
+) -> Diagnosis:
+    name = f"{name}, native"
+    try:
+        backend = NativeBackend(model)
+    except ModelError as error:
+        return Diagnosis(name, model_type, refusal=str(error))
+    return Diagnosis(name, model_type, probe(backend, reference, seed=seed, other=other))
 
 
 def stock_reference(model: Any) -> Reference:

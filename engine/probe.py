@@ -117,10 +117,17 @@ def components_of(backend: ModelBackend) -> tuple[str, ...]:
     return tuple(kind.value for kind, is_kept in kept.items() if is_kept)
 
 
-def probe(backend: ModelBackend, reference: Reference, *, seed: int) -> Report:
+def probe(
+    backend: ModelBackend,
+    reference: Reference,
+    *,
+    seed: int,
+    other: ModelBackend | None = None,
+) -> Report:
     """Run every check that applies to the model.
 
-    reference: the same weights by the stock modeling code, in modules of its own. A check that
+    reference: the same weights by the stock modeling code, in modules of its own. other: another
+    backend of the same model, whose states and KV have to be the same layer by layer. A check that
     raises has failed. The same seed draws the same tokens, cuts and places in memory.
     """
     subject = _Subject(backend, reference, seed)
@@ -133,6 +140,9 @@ def probe(backend: ModelBackend, reference: Reference, *, seed: int) -> Report:
     for name, (needs, run) in _ERRORS.items():
         if needs.intersection(components):
             checks.append(_measure(name, run, subject, limit=tolerance))
+    if other is not None:
+        run_kept = partial(_kept, other=other)
+        checks.append(_measure("kept", run_kept, subject, limit=_MOST_BETWEEN_BACKENDS))
     for name, (needs, run) in _EFFECTS.items():
         if needs.intersection(components):
             limit = _NOTICED * tolerance
@@ -296,6 +306,28 @@ def _ragged(subject: _Subject) -> _Measured:
     return max(_error(got, want) for got, want in zip(logits, expected, strict=True)), ""
 
 
+_MOST_BETWEEN_BACKENDS = 1e-3
+"""Relative L2 difference of what a layer keeps."""
+
+
+def _kept(subject: _Subject, other: ModelBackend) -> _Measured:
+    """What every layer keeps of a prefill in two passes and a step, against another backend's."""
+    kept = []
+    for backend in (subject.backend, other):
+        memory = Memory(backend, np.random.default_rng(0), room=_LEN)
+        running = memory.start()
+        memory.extend(running, subject.tokens[:_CUT])
+        memory.extend(running, subject.tokens[_CUT:-1])
+        memory.step([running], [int(subject.tokens[-1])])
+        kept.append(memory.kept(running))
+    gaps = {
+        name: float((ours - theirs).norm() / theirs.norm().clamp(min=1e-12))
+        for (name, ours), theirs in zip(kept[0].items(), kept[1].values(), strict=True)
+    }
+    worst = max(gaps, key=lambda name: gaps[name])
+    return (gaps[worst] if math.isfinite(gaps[worst]) else math.inf), worst
+
+
 _MOST_PAST = 512
 """Tokens past the first window, at most: a reference without a cache is slow on long sequences."""
 
@@ -383,5 +415,5 @@ _EFFECTS: dict[str, tuple[frozenset[str], _Run]] = {
     "kv noticed": (frozenset({Kind.FULL, Kind.SWA}), _kv_noticed),
 }
 
-CHECKS = ("uncached", *_ERRORS, *_EFFECTS)
+CHECKS = ("uncached", *_ERRORS, "kept", *_EFFECTS)
 """Names of all checks, in order."""

@@ -1,4 +1,4 @@
-"""Who computes next: a chunk of one prompt, and one token for everybody who decodes.
+"""Who computes next: chunks of prompts, and one token for everybody who decodes.
 
 Prompts take turns chunk by chunk. First goes the higher priority, then the tenant that has been
 served least, then a prompt that one chunk finishes, then who came first: a short turn does not wait
@@ -35,6 +35,11 @@ class Chunk:
     start: int
     stop: int
     captures: tuple[int, ...]
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """Captures before its end."""
+        return tuple(at for at in self.captures if at < self.stop)
 
 
 class Scheduler:
@@ -140,15 +145,36 @@ class Scheduler:
         """So many tokens were computed for the request's tenant."""
         self._served[request.spec.tenant] += num_tokens
 
-    def next_chunk(self) -> Chunk | None:
-        """The next piece of one of the prompts in progress.
-
-        Ends after at most as many captures as there are staging rows. A recorded answer joins the
-        tokens only after the prompt, so the first token never waits for it.
-        """
+    def next_chunks(self, max_num: int) -> list[Chunk]:
+        """Pieces of prompts in progress for one pass: the next one, and beside it whole ones of
+        others as long as all are no longer than one may be. At most `max_num`; an exact request's
+        is alone."""
         request = self._next_extending()
         if request is None:
-            return None
+            return []
+        chunks = [self._chunk(request)]
+        if not request.spec.exact:
+            others = (r for r in self.extending() if r is not request and not r.spec.exact)
+            for other in sorted(others, key=self._place):
+                if len(chunks) < max_num and self._fits_beside(other, chunks):
+                    chunks.append(self._chunk(other))
+        return chunks
+
+    def _fits_beside(self, request: Request, chunks: list[Chunk]) -> bool:
+        """Whether all that a request has to absorb fits into a pass with these chunks."""
+        taken = sum(chunk.stop - chunk.start for chunk in chunks)
+        if taken + request.pending > self._chunk_len:
+            return False
+        inside = [*self._chunk(request).inside, *(at for chunk in chunks for at in chunk.inside)]
+        return len(inside) <= self._max_captures
+
+    def _chunk(self, request: Request) -> Chunk:
+        """The next piece of a prompt.
+
+        Has at most as many captures inside as there are staging rows; at its end the state itself
+        is there. A recorded answer joins the tokens only after the prompt, so the first token never
+        waits for it.
+        """
         start = request.absorbed
         stop = min(start + self._chunk_len, len(request.tokens))
         if request.spec.exact:  # after a pre-emption too, tokens are absorbed as they first were
@@ -157,11 +183,12 @@ class Scheduler:
             elif request.is_stepwise:
                 stop = start + 1
         assert request.lease is not None
-        inside = [at for at in request.lease.plan if start < at <= stop]
+        inside = [at for at in request.lease.plan if start < at < stop]
         if len(inside) > self._max_captures:
-            inside = inside[: self._max_captures]
-            stop = inside[-1]
-        return Chunk(request, start, stop, tuple(inside))
+            stop = inside[self._max_captures]
+        return Chunk(
+            request, start, stop, tuple(at for at in request.lease.plan if start < at <= stop)
+        )
 
     def _next_extending(self) -> Request | None:
         extending = self.extending()

@@ -11,7 +11,7 @@ from agentcache.cache import ANY_LEN, HybridCache, OutOfPages, common_prefix_len
 from agentcache.engine.backend import Batch, Capture, ModelBackend, Span
 from agentcache.engine.request import EngineResult, Request
 from agentcache.engine.sampling import token_logprobs
-from agentcache.engine.scheduler import Scheduler
+from agentcache.engine.scheduler import Chunk, Scheduler
 from agentcache.engine.verify import ColdRun, VerifyResult, cold_run, compare, log_mismatch
 from agentcache.errors import InvalidRequest, RequestCancelled, RequestTooLarge
 from agentcache.types import FEW_TOKENS, FinishReason, IntArray, Kind, Usage
@@ -76,11 +76,15 @@ class Stepper:
             raise RequestTooLarge(pages * size.page_bytes, size.num_pages * size.page_bytes)
 
     def step(self) -> None:
-        """One chunk of one prompt, and one token for all who decode."""
+        """One chunk of one prompt or of several short ones, and one token for all who decode; in
+        one pass where the backend can."""
         self._drop_cancelled()
         self._acquire()
-        self._extend()
-        self._decode()
+        if self.backend.max_extend_batch > 1:
+            self._together()
+        else:
+            self._extend()
+            self._decode()
 
     def _drop_cancelled(self) -> None:
         for request in [*self._scheduler.running, *self._scheduler.waiting]:
@@ -267,16 +271,56 @@ class Stepper:
 
     def _extend(self) -> None:
         """One chunk of the prompt (or recorded answer) in progress."""
-        chunk = self._scheduler.next_chunk()
-        if chunk is None or not self._reserve(chunk.request, chunk.stop):
+        chunks = [c for c in self._scheduler.next_chunks(1) if self._reserve(c.request, c.stop)]
+        self._pass(chunks, [])
+
+    def _decode(self) -> None:
+        """One token for everybody who has one sampled token to absorb."""
+        ready = self._reserve_decodes()
+        for request in ready:
+            if request.spec.exact:
+                self._pass([], [request])
+        self._pass([], [request for request in ready if not request.spec.exact])
+
+    def _together(self) -> None:
+        """Both in one pass, but what has to be exact."""
+        chunks = self._scheduler.next_chunks(self.backend.max_extend_batch)
+        chunks = [c for c in chunks if self._reserve(c.request, c.stop)]
+        ready = self._reserve_decodes()
+        # A later reservation may have taken an earlier request's lease.
+        chunks = [chunk for chunk in chunks if chunk.request.lease is not None]
+        if any(chunk.request.spec.exact for chunk in chunks):
+            self._pass(chunks, [])
+            chunks = []
+        for request in ready:
+            if request.spec.exact:
+                self._pass([], [request])
+        self._pass(chunks, [request for request in ready if not request.spec.exact])
+
+    def _reserve_decodes(self) -> list[Request]:
+        ready = [r for r in self._scheduler.decoding() if self._reserve_decode(r)]
+        return [r for r in ready if r.lease is not None]
+
+    def _pass(self, chunks: list[Chunk], ready: list[Request]) -> None:
+        """Absorb chunks, and one token each for those who are ready."""
+        if not chunks and not ready:
             return
+        staging = iter(self.pools.staging_rows)
+        captures = [tuple(Capture(at, next(staging)) for at in chunk.inside) for chunk in chunks]
+        spans = [self._chunk_span(*pair) for pair in zip(chunks, captures, strict=True)]
+        spans += [self._decode_span(request) for request in ready]
+        exact = any(r.spec.exact for r in (*ready, *(chunk.request for chunk in chunks)))
+        self.num_passes["extend" if chunks else "decode"] += 1
+        logits = self.backend.forward(Batch(tuple(spans), self.pools, exact))
+        for chunk, captured, rows in zip(chunks, captures, logits[: len(chunks)], strict=True):
+            self._absorbed(chunk, captured, rows)
+        for request, rows in zip(ready, logits[len(chunks) :], strict=True):
+            self._decoded(request, rows[0])
+
+    def _chunk_span(self, chunk: Chunk, captures: tuple[Capture, ...]) -> Span:
         request, lease = chunk.request, chunk.request.lease
         assert lease is not None
-        captures = tuple(
-            Capture(length, row)
-            for length, row in zip(chunk.captures, self.pools.staging_rows, strict=False)
-        )
-        span = Span(
+        return Span(
             request.tokens.array[chunk.start : chunk.stop],
             chunk.start,
             lease.table,
@@ -285,12 +329,26 @@ class Stepper:
             captures=captures,
             windows=lease.windows,
         )
-        logits = self._forward((span,), "extend", exact=request.spec.exact)[0]
+
+    def _absorbed(self, chunk: Chunk, captures: tuple[Capture, ...], logits: torch.Tensor) -> None:
+        """A chunk has been computed: its logits are taken, its checkpoints filed."""
+        request, lease = chunk.request, chunk.request.lease
+        assert lease is not None
         request.absorbed = chunk.stop
         self._scheduler.charge(request, chunk.stop - chunk.start)
         reason = self._after_extend(request, logits)  # the first token does not wait for filing
         for capture in captures:
             self.cache.commit(lease, request.tokens.array, capture.length, capture.row)
+        if chunk.stop in chunk.captures:
+            self.cache.commit(lease, request.tokens.array, chunk.stop, lease.row)
+        if reason is not None:
+            self._finish(request, reason)
+
+    def _decoded(self, request: Request, logits: torch.Tensor) -> None:
+        request.absorbed += 1
+        self._scheduler.charge(request, 1)
+        self._file_decoded(request)
+        reason = self._take_logits(request, logits)
         if reason is not None:
             self._finish(request, reason)
 
@@ -350,29 +408,6 @@ class Stepper:
         text = "".join(request.detokenizer.push(i) for i in visible)
         self._say(request, tuple(replay.tolist()), text)
 
-    def _decode(self) -> None:
-        """One token for everybody who has one sampled token to absorb."""
-        ready = [r for r in self._scheduler.decoding() if self._reserve_decode(r)]
-        # A later reservation may have taken an earlier request's lease.
-        ready = [r for r in ready if r.lease is not None]
-        if not ready:
-            return
-        alone = [[request] for request in ready if request.spec.exact]
-        for together in (*alone, [request for request in ready if not request.spec.exact]):
-            if together:
-                self._decode_together(together)
-
-    def _decode_together(self, ready: list[Request]) -> None:
-        spans = tuple(self._decode_span(request) for request in ready)
-        logits = self._forward(spans, "decode", exact=ready[0].spec.exact)
-        for request, rows in zip(ready, logits, strict=True):
-            request.absorbed += 1
-            self._scheduler.charge(request, 1)
-            self._file_decoded(request)
-            reason = self._take_logits(request, rows[0])
-            if reason is not None:
-                self._finish(request, reason)
-
     def _file_decoded(self, request: Request) -> None:
         """File where a reply has got to, if admission asks for a checkpoint there."""
         at, lease = request.absorbed, request.lease
@@ -390,10 +425,6 @@ class Stepper:
         return Span(
             ids, request.absorbed, lease.table, lease.row, logits_at=(0,), windows=lease.windows
         )
-
-    def _forward(self, spans: tuple[Span, ...], kind: str, *, exact: bool) -> list[torch.Tensor]:
-        self.num_passes[kind] += 1
-        return self.backend.forward(Batch(spans, self.pools, exact))
 
     def _take_logits(self, request: Request, logits: torch.Tensor) -> FinishReason | None:
         """Choose the next token and say it.

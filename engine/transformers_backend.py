@@ -52,7 +52,7 @@ class TransformersBackend:
         self.model = model
         self.model_type: str = text_config(model.config).model_type
         self.doubt = description.doubt
-        self.sample = description.sample
+        self.sample = None if self.doubt is None else description.sample
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.shape = description.shape

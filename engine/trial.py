@@ -1,4 +1,4 @@
-"""A model that is not proven, tried on a few tokens before it serves anybody."""
+"""A model or a backend that is not proven, tried on a few tokens before it serves anybody."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from agentcache.engine.admission import code_of_others
 from agentcache.engine.describe import sample_ids
 
 if TYPE_CHECKING:
+    from agentcache.engine.native.backend import NativeBackend
     from agentcache.engine.transformers_backend import TransformersBackend
 
 __all__ = ["try_out", "warn_of_doubt"]
 
 
-def try_out(backend: TransformersBackend) -> float:
+def try_out(backend: NativeBackend | TransformersBackend, sample: torch.Tensor) -> float:
     """Whether the model computes over our memory at all: its greatest error on a few tokens.
 
     In two passes, from a checkpoint taken inside the first, and in a step; against its own code
-    without a cache, in units of the logits' standard deviation. Raises UnsupportedModel where that
-    fails.
+    without a cache, in units of the logits' standard deviation. sample: what that code says of
+    `sample_ids`, [T, vocab] float32. Raises UnsupportedModel where a model in doubt fails.
     """
-    sample = backend.sample
-    assert sample is not None, "only a model in doubt is tried out"
     tokens = sample_ids(backend.shape.vocab_size)
     middle, stop = len(tokens) // 2, len(tokens) - 1
     with code_of_others(backend.model_type, backend.doubt):

@@ -7,6 +7,7 @@ run its lse is the lowest finite number, which weighs as much as -inf and keeps 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ def segment_attention_reference(
     prefix: tuple[Tensor, Tensor] | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """One softmax over the concatenated history in float32. Shapes as in `segment_attention`."""
     num_heads, num_new, _ = q.shape
@@ -53,6 +55,8 @@ def segment_attention_reference(
     values = torch.cat([*(v.transpose(0, 1) for _, v in history), v_new], dim=1).float()
     keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
     scores = q.float() @ keys.transpose(1, 2) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     if bias is not None:
         scores = scores + bias.float()
     past_len = keys.shape[1] - num_new
@@ -62,7 +66,10 @@ def segment_attention_reference(
         scores = scores.masked_fill(everything.tril(past_len - window), float("-inf"))
     if prefix is not None:
         k, v = (half.transpose(0, 1).float().repeat_interleave(group, 0) for half in prefix)
-        scores = torch.cat([q.float() @ k.transpose(1, 2) * scale, scores], dim=-1)
+        before = q.float() @ k.transpose(1, 2) * scale
+        if soft_cap is not None:
+            before = soft_cap * torch.tanh(before / soft_cap)
+        scores = torch.cat([before, scores], dim=-1)
         values = torch.cat([v, values], dim=1)
     if sinks is not None:
         column = sinks.float().reshape(num_heads, -1, 1).expand(-1, num_new, -1)
@@ -82,6 +89,7 @@ def segment_attention(
     prefix: tuple[Tensor, Tensor] | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Attention of T new tokens to all of `history` and, causally, to each other.
 
@@ -104,6 +112,9 @@ def segment_attention(
             whatever the window; the last column belongs to the last new token. May be -inf. What
             is given for pairs that causality or the window hides does not matter. Read in place
             if contiguous and in float32 or the dtype of q.
+        soft_cap: bounds the scaled scores, before `bias`: `soft_cap * tanh(score / soft_cap)`, more
+            than 0. PyTorch's CPU kernel has none, so capped attention takes the plain form. Sinks
+            are not capped.
 
     Returns `[T, Hq, Dv]` in the dtype of q; zeros for a token that sees no key at all. Partial
     results merge in float32. Raises ValueError where an argument is not as above.
@@ -116,13 +127,17 @@ def segment_attention(
     """
     num_heads, num_new, head_dim = q.shape
     num_kv_heads = k_new.shape[0]
-    flash = _flash_takes(q, v_new)
-    attend_run = _attend_run_flash if flash else _attend_run_plain
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap is {soft_cap}; it bounds scores and must be more than 0")
+    flash = soft_cap is None and _flash_takes(q, v_new)
+    attend_run = (
+        _attend_run_flash if flash else functools.partial(_attend_run_plain, soft_cap=soft_cap)
+    )
     queries = q.contiguous().view(1, num_kv_heads, -1, head_dim)
     sight = None
     if window is not None or bias is not None:
         sight = _sight(q, history, num_kv_heads, window, bias)
-    merged = _attend_new(queries, k_new, v_new, scale, flash, sight)
+    merged = _attend_new(queries, k_new, v_new, scale, flash, sight, soft_cap)
     for k, v, mask in _visible_runs(history, sight):
         if k.stride(-1) != 1 or v.stride(-1) != 1:
             raise ValueError(
@@ -271,7 +286,13 @@ def _flash(
 
 
 def _attend_new(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, flash: bool, sight: _Sight | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    flash: bool,
+    sight: _Sight | None,
+    soft_cap: float | None,
 ) -> _Partial:
     """Causal attention among the new tokens: q `[1, Hkv, group * T, D]`, k and v `[Hkv, T, D]`."""
     num_kv_heads, num_new, _ = k.shape
@@ -282,7 +303,7 @@ def _attend_new(
     if num_new == 1 and mask is None:
         dtype = _merge_dtype(q)
         out = values.to(dtype).repeat(1, by_group.shape[1], 1, 1)
-        lse = (by_group.to(dtype) * keys.to(dtype)).sum(-1).mul_(scale)
+        lse = _capped((by_group.to(dtype) * keys.to(dtype)).sum(-1).mul_(scale), soft_cap)
     elif flash:
         keys, values = (
             (t if t.stride(-1) == 1 else t.contiguous()).expand(-1, by_group.shape[1], -1, -1)
@@ -293,7 +314,7 @@ def _attend_new(
     else:
         if mask is None:
             mask = q.new_full((num_new, num_new), float("-inf")).triu(1)
-        out, lse = _plain(by_group, keys, values, scale, mask)
+        out, lse = _plain(by_group, keys, values, scale, mask, soft_cap)
     return out.flatten(1, 2)[None], lse.flatten(1, 2)[None]
 
 
@@ -325,19 +346,34 @@ def _attend_run_flash(
 
 
 def _attend_run_plain(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    mask: Tensor | None,
+    soft_cap: float | None = None,
 ) -> Iterator[_Partial]:
-    """As `_attend_run_flash`, for devices, dtypes and value widths without that kernel."""
+    """As `_attend_run_flash`, for devices, dtypes and value widths without that kernel, and for
+    capped scores."""
     for start in range(0, k.shape[0], _PLAIN_PIECE_LEN):
         piece = slice(start, start + _PLAIN_PIECE_LEN)
         keys, values = k[piece].transpose(0, 1), v[piece].transpose(0, 1)
-        yield _plain(q, keys, values, scale, None if mask is None else mask[..., piece])
+        masked = None if mask is None else mask[..., piece]
+        yield _plain(q, keys, values, scale, masked, soft_cap)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> _Partial:
+def _plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    mask: Tensor | None,
+    soft_cap: float | None,
+) -> _Partial:
     """q `[..., T, D]`, k and v `[..., n, D]` and `mask` `[..., T, n]` broadcast."""
     dtype = _merge_dtype(q)
     scores = torch.matmul(q.to(dtype), k.to(dtype).transpose(-1, -2)).mul_(scale)
+    scores = _capped(scores, soft_cap)
     if mask is not None:
         scores.add_(mask)
     lse = scores.logsumexp(-1)
@@ -345,6 +381,11 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -
         # where all keys are hidden: a finite number keeps the weights, and the merge, from NaN
         lse.clamp_(min=torch.finfo(dtype).min)
     return torch.matmul(scores.sub_(lse[..., None]).exp_(), v.to(dtype)), lse
+
+
+def _capped(scores: Tensor, soft_cap: float | None) -> Tensor:
+    """Scaled scores, bounded in place where there is a cap."""
+    return scores if soft_cap is None else scores.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
 def _merge_dtype(q: Tensor) -> torch.dtype:

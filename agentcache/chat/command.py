@@ -15,7 +15,7 @@ from agentcache.chat.conversation import Conversation
 from agentcache.chat.screen import Screen
 from agentcache.chat.shell import Shell
 from agentcache.chat.toolbox import SCHEMAS
-from agentcache.cli_options import Adapter, Budget, Model, Threads, Unproven
+from agentcache.cli_options import Adapter, Backend, Budget, Model, Threads, Unproven
 from agentcache.config import CacheConfig
 from agentcache.errors import ConfigError, InvalidRequest, ModelError
 
@@ -38,6 +38,7 @@ def chat(
     model: Model = "tiny-agent",
     adapter: Adapter = None,
     unproven: Unproven = False,
+    backend: Backend = "auto",
     budget: Budget = "512MiB",
     threads: Threads = None,
     session: Annotated[str, typer.Option(help="Name of the first session.")] = "chat",
@@ -89,6 +90,7 @@ def chat(
                 cache=cache,
                 adapter=adapter,
                 unproven=unproven,
+                backend=backend,
                 threads=threads,
                 seed=seed,
             )

@@ -25,8 +25,8 @@ class Attention:
     """Causal attention with fewer heads of keys than of queries, where there are.
 
     qkv: queries, keys and values in one product, [N, (Hq + 2 Hkv) * D]. kind, window: of its KV.
-    sinks: [Hq] logits that join the denominator. gated: queries come with as many gates, whose
-    sigmoid the output is multiplied by.
+    sinks: [Hq] logits that join the denominator. soft_cap: bounds the scaled scores, softly.
+    gated: queries come with as many gates, whose sigmoid the output is multiplied by.
     """
 
     layer_idx: int
@@ -42,6 +42,7 @@ class Attention:
     kind: str = Kind.FULL.value
     window: int | None = None
     sinks: Tensor | None = None
+    soft_cap: float | None = None
     gated: bool = False
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
@@ -63,6 +64,7 @@ class Attention:
                 scale=self.scale,
                 window=self.window,
                 sinks=self.sinks,
+                soft_cap=self.soft_cap,
             )
         flat = out.flatten(1)
         return self.out(flat if gate is None else flat * gate.sigmoid())

@@ -42,14 +42,13 @@ class NativeBackend:
                 f"or a model of {', '.join(sorted(NATIVE))}"
             )
         description = describe(model)
-        self.doubt = description.doubt
-        self.sample = description.sample
+        self.doubt: str | None = None
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.shape = description.shape
         self.kv_layout = description.kv
         self.state_layout = description.state
-        weights = Weights(dict(model.state_dict()))
+        weights = Weights.of(model)
         with torch.no_grad():
             self._model = NATIVE[self.model_type](config, weights)
         weights.check_all_used()

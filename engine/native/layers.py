@@ -26,19 +26,27 @@ class Layer(Protocol):
 
 
 class Linear:
-    """`x @ weight.T + bias`; weight [out, in].
+    """`(x @ weight.T + bias) * scale`; weight [out, in], bias and scale [out].
 
     float32 weights lie transposed in memory: products of a few rows go several times faster so, and
     those of one row and of hundreds no slower.
     """
 
-    __slots__ = ("bias", "weight")
+    __slots__ = ("bias", "scale", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        shared: bool = False,
+        scale: Tensor | None = None,
+    ) -> None:
         if weight.dtype == torch.float32 and weight.device.type == "cpu" and not shared:
             weight = weight.t().contiguous().t()
         self.weight = weight
         self.bias = bias
+        self.scale = scale
 
     @classmethod
     def of(cls, weights: Weights, name: str, out: int, width: int) -> Linear:
@@ -61,15 +69,33 @@ class Linear:
             )
         return cls(torch.cat(parts), bias)
 
+    def scaled(self, *factors: tuple[int, float]) -> Linear:
+        """With a factor on each so many of the outputs, bias included.
+
+        float32 weights take them in; narrower ones would lose by it and keep them beside.
+        """
+        if all(factor == 1 for _, factor in factors):
+            return self
+        scale = torch.cat([torch.full((num,), float(factor)) for num, factor in factors])
+        scale = scale.to(self.weight.device)
+        if self.scale is not None:
+            scale = scale * self.scale
+        if self.weight.dtype != torch.float32:
+            return Linear(self.weight, self.bias, scale=scale)
+        bias = None if self.bias is None else self.bias * scale
+        return Linear(self.weight * scale[:, None], bias)
+
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and x.dim() == 2 and self.weight.dtype == torch.float32:
+        is_row = len(x) == 1 and x.dim() == 2
+        if is_row and self.weight.dtype == torch.float32 and self.scale is None:
             y = torch.mv(self.weight, x[0])
             return (y if self.bias is None else y.add_(self.bias))[None]
-        return F.linear(x, self.weight, self.bias)
+        y = F.linear(x, self.weight, self.bias)
+        return y if self.scale is None else (y * self.scale).to(y.dtype)
 
 
 class RMSNorm:
-    """`x / rms(x) * weight`, computed in float32. offset: what stands before the weight (gemma: 1)."""
+    """`x / rms(x) * weight`, in float32. offset: what is added to the weight (gemma: 1)."""
 
     __slots__ = ("eps", "weight")
 
@@ -85,20 +111,30 @@ class RMSNorm:
 
 
 class GatedNorm:
-    """Mamba-2's norm of `y * silu(gate)`, in groups; gate_after: `norm(y) * silu(gate)` instead."""
+    """Mamba-2's norm of `y * silu(gate)`, in groups; gate_after: `norm(y) * silu(gate)` instead.
 
-    __slots__ = ("eps", "gate_after", "groups", "weight")
+    act: in place of silu.
+    """
+
+    __slots__ = ("act", "eps", "gate_after", "groups", "weight")
 
     def __init__(
-        self, weight: Tensor, eps: float, *, groups: int = 1, gate_after: bool = False
+        self,
+        weight: Tensor,
+        eps: float,
+        *,
+        groups: int = 1,
+        gate_after: bool = False,
+        act: Callable[[Tensor], Tensor] = F.silu,
     ) -> None:
         self.weight = weight
         self.eps = eps
         self.groups = groups
         self.gate_after = gate_after
+        self.act = act
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
-        dtype, opened = y.dtype, F.silu(gate.float())
+        dtype, opened = y.dtype, self.act(gate.float())
         x = y.float() if self.gate_after else y.float() * opened
         parts = x.unflatten(-1, (self.groups, -1))
         x = F.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(-2) * self.weight.float()

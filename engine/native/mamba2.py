@@ -51,7 +51,9 @@ class Mamba2:
         parts = []
         if tokens.steps:
             parts.append(self._step(mixed[: tokens.steps], dt[: tokens.steps], tokens))
-        parts += [self._extend(mixed[None, run.at], dt[None, run.at], run, tokens) for run in tokens.runs]
+        parts += [
+            self._extend(mixed[None, run.at], dt[None, run.at], run, tokens) for run in tokens.runs
+        ]
         y = parts[0] if len(parts) == 1 else torch.cat(parts)
         y = y * F.silu(gate) if self.norm is None else self.norm(y, gate)
         return self.out(y)

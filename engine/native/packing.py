@@ -86,7 +86,9 @@ class Pass:
             self._places[kind] = self._find_places(kind)
         return self._places[kind]
 
-    def once(self, key: object, make: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def once(
+        self, key: object, make: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
         """What `make` computes of the positions, once a pass for each key."""
         if key not in self._made:
             self._made[key] = make(self.positions)

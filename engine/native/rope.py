@@ -29,7 +29,9 @@ class Rope:
     in_turns: bool = False
 
     @classmethod
-    def of(cls, config: Any, width: int, kind: str | None = None, *, in_turns: bool = False) -> Rope:
+    def of(
+        cls, config: Any, width: int, kind: str | None = None, *, in_turns: bool = False
+    ) -> Rope:
         """By a config of transformers; width: of a head. kind: of layers, where they differ."""
         given = dict(config.rope_parameters)
         if kind is not None and kind in given:
@@ -57,5 +59,7 @@ class Rope:
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions.float()[:, None] * self.frequencies.to(positions.device)
-        both = torch.repeat_interleave(angles, 2, -1) if self.in_turns else torch.cat([angles] * 2, -1)
+        both = (
+            torch.repeat_interleave(angles, 2, -1) if self.in_turns else torch.cat([angles] * 2, -1)
+        )
         return (both.cos() * self.scale)[:, None], (both.sin() * self.scale)[:, None]

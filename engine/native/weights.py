@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentcache.errors import ModelError
 
@@ -28,6 +28,26 @@ class Weights:
     tensors: Mapping[str, Tensor]
     prefix: str = ""
     used: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, model: Any) -> Weights:
+        """Those of a loaded causal LM, under the names they have in a model of text alone.
+
+        Of a model that also sees they are its text model's and its head's. What its towers for
+        pictures hold is left out: no text goes through it.
+        """
+        tensors = dict(model.state_dict())
+        if model.config.get_text_config(decoder=True) is model.config:
+            return cls(tensors)
+        text = model.get_decoder()
+        prefix = next(name for name, module in model.named_modules() if module is text) + "."
+        of_text = {
+            "model." + name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
+        head = {name: tensor for name, tensor in tensors.items() if name.startswith("lm_head.")}
+        return cls(of_text | head)
 
     def at(self, part: str | int) -> Weights:
         """Those whose names begin with `part` and a dot."""

@@ -130,9 +130,7 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor, age: Tensor) -> Tensor
     return y
 
 
-def packed_scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, number: Tensor
-) -> Tensor:
+def packed_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, number: Tensor) -> Tensor:
     """Mamba-2's scan, from a state of zeros at the first token of every dialogue.
 
     x: [tokens, heads, head dim], dt: [tokens, heads] after bias and softplus, A: [heads],

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentcache import AgentCacheError, CacheConfig, ConfigError, ModelError
-from agentcache.cli_options import Budget, Model, Policy, Threads
+from agentcache.cli_options import Backend, Budget, Model, Policy, Threads
 
 if TYPE_CHECKING:
     from agentcache.integrations.server.app import Server
@@ -38,6 +38,7 @@ def serve(
     policy: Policy = "auto",
     max_running: Annotated[int, typer.Option(help="Requests computed at the same time.")] = 16,
     threads: Threads = None,
+    backend: Backend = "auto",
     store: Annotated[
         str | None, typer.Option(help="File or database URL to keep finished turns in.")
     ] = None,
@@ -102,7 +103,8 @@ def serve(
             max_response_bytes=max_response_bytes,
         )
         cache = CacheConfig(budget=budget, policy=policy, max_running=max_running)
-        _run(console, model, config, cache, threads, store, json_file)
+        options = {"cache": cache, "threads": threads, "store": store, "backend": backend}
+        _run(console, model, config, json_file, **options)
     except (ConfigError, ModelError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(2) from error
@@ -125,17 +127,15 @@ def _run(
     console: Console,
     model: str,
     config: Any,
-    cache: CacheConfig,
-    threads: int | None,
-    store: str | None,
     json_file: str | None,
+    **options: Any,
 ) -> None:
     """Load, listen, and wait to be told to end."""
     from agentcache import Runtime
     from agentcache.integrations.server.lifecycle import make_server
 
     with console.status(f"loading {escape(model)}"):
-        runtime = Runtime.load(model, cache=cache, threads=threads, store=store)
+        runtime = Runtime.load(model, **options)
     with runtime:
         server = make_server(runtime, config)
 

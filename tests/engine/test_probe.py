@@ -10,6 +10,7 @@ import torch
 from agentcache.engine.doctor import diagnose_family, stock_reference
 from agentcache.engine.families import FAMILIES
 from agentcache.engine.families.tiny import VARIANTS, build
+from agentcache.engine.native.backend import has_native
 from agentcache.engine.probe import probe
 from agentcache.engine.transformers_backend import TransformersBackend
 from agentcache.errors import ConfigError
@@ -119,6 +120,17 @@ def subject(
     return damage(TransformersBackend(model)), reference
 
 
+class KeepsAnotherState(Damaged):
+    """One layer's state is a little larger; no logits show it."""
+
+    def forward(self, batch: Batch) -> list[torch.Tensor]:
+        logits = super().forward(batch)
+        name = next(name for name in batch.pools.state if name[1] == "recurrent")
+        for span in batch.spans:
+            batch.pools.state[name][span.row] *= 1.01
+        return logits
+
+
 def probed(damage: type[Damaged], name: str = "granitemoehybrid") -> Report:
     backend, reference = subject(damage, name)
     return probe(backend, reference, seed=0)
@@ -130,9 +142,11 @@ def failed(report: Report) -> set[str]:
 
 @pytest.mark.parametrize("name", ADMITTED)
 def test_every_admitted_family_passes(name: str) -> None:
-    diagnosis = diagnose_family(name)
-    assert diagnosis.ok, diagnosis.reason
-    assert diagnosis.model_type == VARIANTS[name].text_model_type
+    diagnoses = diagnose_family(name)
+    assert len(diagnoses) == 1 + has_native(VARIANTS[name].text_model_type)
+    for diagnosis in diagnoses:
+        assert diagnosis.ok, (diagnosis.family, diagnosis.reason)
+        assert diagnosis.model_type == VARIANTS[name].text_model_type
 
 
 def test_every_admitted_family_has_a_tiny_model_to_be_probed_on() -> None:
@@ -278,3 +292,14 @@ def test_tiny_models_follow_from_their_seed_and_leave_the_global_random_state() 
 def test_unknown_tiny_model_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'nobody'.*granitemoehybrid.*llama"):
         build("nobody")
+
+
+def test_another_backend_has_to_keep_the_same() -> None:
+    backend, reference = subject(Damaged, "granitemoehybrid")
+    same = probe(backend, reference, seed=0, other=backend)
+    assert same.ok
+    assert same.errors["kept"] == 0
+    other = probe(backend, reference, seed=0, other=KeepsAnotherState(backend.inner))
+    assert failed(other) == {"kept"}
+    detail = next(check.detail for check in other.checks if check.name == "kept")
+    assert detail.startswith("recurrent of layer")

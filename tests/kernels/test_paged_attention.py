@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -127,6 +128,35 @@ def test_prefix_is_seen_whatever_the_window(
         new = q, history, k, v[..., :value_dim]
         expected = segment_attention_reference(*new, SCALE, **options)
         check_close(segment_attention(*new, scale=SCALE, **options), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("options", ["cap alone", "window", "window, prefix, sinks and bias"])
+@pytest.mark.parametrize("num_new", [1, 9])
+def test_capped_scores_match_one_softmax(
+    num_new: int, options: str, dtype: torch.dtype, check_close: Any
+) -> None:
+    for heads, lengths in product(HEADS, [*SHORT_RUNS, [2100, 5]]):
+        prefix, *history = make_history([40, *lengths], heads[1], dtype)
+        q, k, v = make_new(num_new, *heads, dtype)
+        chosen: dict[str, Any] = {"soft_cap": 0.7}
+        if options != "cap alone":
+            chosen["window"] = 5
+        if "bias" in options:
+            chosen["prefix"] = prefix
+            chosen["sinks"] = make_sinks("per head", num_new, heads[0], dtype)
+            chosen["bias"] = make_bias(num_new, heads[0], sum(lengths), dtype)
+        expected = segment_attention_reference(q, history, k, v, SCALE, **chosen)
+        check_close(segment_attention(q, history, k, v, scale=SCALE, **chosen), expected)
+
+
+def test_small_cap_makes_all_keys_alike_and_a_large_one_changes_nothing(check_close: Any) -> None:
+    history = make_history([30, 7], 2, torch.float32)
+    q, k, v = make_new(3, 4, 2)
+    attend = partial(segment_attention, q, history, k, v, scale=SCALE)
+    alike = segment_attention(torch.zeros_like(q), history, k, v, scale=SCALE)
+    check_close(attend(soft_cap=1e-7), alike)
+    check_close(attend(soft_cap=1e4), attend())
 
 
 def test_prefix_without_a_window_is_as_good_as_history(check_close: Any) -> None:
@@ -309,12 +339,22 @@ def test_history_without_contiguous_features_is_refused() -> None:
     ("options", "message"),
     [
         ({"window": 0}, "window is 0"),
+        ({"soft_cap": 0.0}, "soft_cap is 0.0"),
+        ({"soft_cap": float("nan")}, "soft_cap is nan"),
         ({"bias": torch.zeros(4, 3, 20)}, r"bias has shape \(4, 3, 20\).*\(4, 3, 23\)"),
         ({"bias": torch.zeros(1, 3, 23)}, r"bias has shape \(1, 3, 23\)"),
         ({"sinks": torch.zeros(2)}, r"sinks have shape \(2,\).*\(4,\)"),
         ({"sinks": torch.zeros(4, 1)}, r"sinks have shape \(4, 1\).*\(4, 3\)"),
     ],
-    ids=["window", "bias without new tokens", "bias of one head", "few sinks", "few tokens"],
+    ids=[
+        "window",
+        "no room",
+        "no number",
+        "bias without new tokens",
+        "bias of one head",
+        "few sinks",
+        "few tokens",
+    ],
 )
 def test_options_of_wrong_size_are_refused(options: dict[str, Any], message: str) -> None:
     history = make_history([20], 2, torch.float32)
@@ -330,8 +370,8 @@ def test_result_does_not_share_memory_with_the_new_values() -> None:
     assert torch.equal(v, before)
 
 
-def allocated_bytes(num_new: int, lengths: list[int], options: dict[str, Any]) -> int:
-    """Bytes allocated by one call, freed again or not."""
+def allocations(num_new: int, lengths: list[int], options: dict[str, Any]) -> list[int]:
+    """Bytes of each allocation of one call, freed again or not."""
     history = make_history(lengths, 1, torch.float32)
     q, k, v = make_new(num_new, 4, 1)
     segment_attention(q, history, k, v, scale=SCALE, **options)
@@ -339,7 +379,16 @@ def allocated_bytes(num_new: int, lengths: list[int], options: dict[str, Any]) -
         segment_attention(q, history, k, v, scale=SCALE, **options)
     results = prof.profiler.kineto_results  # public summaries hide what an op frees itself
     events = [event for event in results.events() if event.name() == "[memory]"]
-    return sum(event.nbytes() for event in events if event.nbytes() > 0)
+    return [event.nbytes() for event in events if event.nbytes() > 0]
+
+
+@pytest.mark.parametrize("num_new", [1, 32])
+def test_capped_attention_takes_memory_for_one_piece_of_the_history_at_a_time(num_new: int) -> None:
+    largest = {
+        length: max(allocations(num_new, [length], {"soft_cap": 5.0}))
+        for length in (2048, 8192, 32768)
+    }
+    assert len(set(largest.values())) == 1, largest
 
 
 @pytest.mark.parametrize("options", ["none", "window", "sinks", "bias"])
@@ -353,7 +402,7 @@ def test_memory_taken_does_not_grow_with_history(num_new: int, options: str) -> 
             "sinks": {"sinks": make_sinks("per head", num_new, 4)},
             "bias": {"bias": make_bias(num_new, 4, length) if options == "bias" else None},
         }[options]
-        taken[length] = allocated_bytes(num_new, [length], chosen)
+        taken[length] = sum(allocations(num_new, [length], chosen))
     assert taken[1024] > 0
     # a long run may be shared among threads, which costs one more output of a few hundred bytes
     assert max(taken.values()) - min(taken.values()) < 1024, taken

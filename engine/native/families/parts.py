@@ -36,9 +36,15 @@ def norm(weights: Weights, name: str, width: int, eps: float, offset: float = 0.
 
 
 def attention(
-    config: Any, weights: Weights, layer_idx: int, *, norms: float | None = None, **more: Any
+    config: Any,
+    weights: Weights,
+    layer_idx: int,
+    *,
+    norms: float | None = None,
+    out: str = "o_proj",
+    **more: Any,
 ) -> Attention:
-    """With `q_proj`, `k_proj`, `v_proj` and `o_proj`.
+    """With `q_proj`, `k_proj`, `v_proj` and `o_proj`, or another name of the last.
 
     norms: of queries and keys head by head, if there are: what stands before their weights. more:
     what `Attention` takes besides.
@@ -54,7 +60,7 @@ def attention(
     return Attention(
         layer_idx=layer_idx,
         qkv=Linear.joined(weights, sizes, config.hidden_size),
-        out=Linear.of(weights, "o_proj", config.hidden_size, heads * width),
+        out=Linear.of(weights, out, config.hidden_size, heads * width),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=width,
@@ -79,23 +85,19 @@ def mamba2(
     groups: int,
     state_dim: int,
     norm: Callable[[Tensor], GatedNorm] | None,
-    project_scale: Tensor | None = None,
     limits: tuple[float, float] = (0.0, float("inf")),
     taps: int = 4,
 ) -> Mamba2:
     """With `in_proj`, `conv1d`, `dt_bias`, `A_log`, `D`, `norm` and `out_proj`.
 
-    norm: makes the gated norm of its weight. project_scale: [outputs], on what is projected.
+    norm: makes the gated norm of its weight; None where the output is only gated.
     """
     width = heads * head_dim
     channels = width + 2 * groups * state_dim
-    project = Linear.of(weights, "in_proj", width + channels + heads, config.hidden_size)
-    if project_scale is not None:
-        project = Linear(project.weight * project_scale[:, None], project.bias)
     conv = weights.at("conv1d")
     return Mamba2(
         layer_idx=layer_idx,
-        project=project,
+        project=Linear.of(weights, "in_proj", width + channels + heads, config.hidden_size),
         conv_weight=conv.get("weight", channels, 1, taps)[:, 0].contiguous(),
         conv_bias=conv.maybe("bias", channels),
         dt_bias=weights.get("dt_bias", heads).float(),

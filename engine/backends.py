@@ -1,0 +1,80 @@
+"""Which backend computes a model: the native one where it is there and shown to be right."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, get_args
+
+import torch
+
+from agentcache.engine.describe import describe, text_config
+from agentcache.engine.native.backend import NativeBackend, has_native
+from agentcache.engine.transformers_backend import TransformersBackend
+from agentcache.engine.trial import try_out, warn_of_doubt
+from agentcache.errors import ModelError, UnsupportedModel, UnsupportedOption
+from agentcache.types import BackendName
+
+__all__ = ["check_backend_name", "make_backend"]
+
+_MOST_ERROR = {torch.float32: 1e-3}
+_MOST_ERROR_OF_HALVES = 0.25
+"""On a few tokens, in units of the logits' deviation; a wrong description is off by about one."""
+
+
+def check_backend_name(name: str) -> None:
+    """Raise UnsupportedOption for a backend there is not."""
+    if name not in get_args(BackendName):
+        raise UnsupportedOption(
+            f"backend is {name!r}; take one of {', '.join(get_args(BackendName))}"
+        )
+
+
+def make_backend(
+    model: Any, name: BackendName = "auto", *, unproven: bool = False
+) -> NativeBackend | TransformersBackend:
+    """A backend that takes a loaded model over.
+
+    name: "auto" takes the native backend for families it describes, and then only if it computes
+    what the model's own code computes of a few tokens; everything else goes by transformers.
+    unproven: as for `TransformersBackend`; such a model never goes by the native backend, and what
+    is given up with it is logged. Raises UnsupportedOption for another name, UnsupportedModel and
+    ModelError as the backends do.
+    """
+    check_backend_name(name)
+    model_type = text_config(model.config).model_type
+    if name == "transformers" or (name == "auto" and not has_native(model_type)):
+        return _transformers(model, unproven)
+    try:
+        return _native(model)
+    except ModelError as error:
+        if name == "native":
+            raise
+        if not isinstance(error, UnsupportedModel):
+            logging.getLogger("agentcache").warning(
+                "this %s model goes by transformers, more slowly, since the native backend does "
+                "not fit it: %s",
+                model_type,
+                error,
+            )
+        return _transformers(model, unproven)
+
+
+def _native(model: Any) -> NativeBackend:
+    """The native backend, tried out. Raises UnsupportedModel, and ModelError if it is wrong."""
+    backend = NativeBackend(model)
+    sample = describe(model).sample
+    assert sample is not None, "families with a native backend are described by a run of theirs"
+    error = try_out(backend, sample)
+    if error > _MOST_ERROR.get(backend.dtype, _MOST_ERROR_OF_HALVES):
+        raise ModelError(
+            f"on {len(sample)} tokens it is off by {error:.1e} of the logits' deviation; take "
+            "backend='transformers', and please report the model"
+        )
+    return backend
+
+
+def _transformers(model: Any, unproven: bool) -> TransformersBackend:
+    backend = TransformersBackend(model, unproven=unproven)
+    if backend.sample is not None:
+        warn_of_doubt(backend, try_out(backend, backend.sample))
+    return backend
