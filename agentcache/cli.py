@@ -210,12 +210,10 @@ def _show_diagnoses(console: Console, diagnoses: list[Diagnosis]) -> None:
     console.print(diagnosis_table(diagnoses, console.width))
     for each in diagnoses:
         if each.reason is not None:
-            console.print(
-                f"[red]{escape(each.family)}:[/red] {escape(each.reason)}", soft_wrap=True
-            )
+            console.print(f"[red]{escape(each.label)}:[/red] {escape(each.reason)}", soft_wrap=True)
         if each.doubt is not None:
             console.print(
-                f"[yellow]{escape(each.family)}:[/yellow] admitted with --unproven alone: "
+                f"[yellow]{escape(each.label)}:[/yellow] admitted with --unproven alone: "
                 f"{escape(each.doubt)}",
                 soft_wrap=True,
             )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from agentcache.engine.probe import Check, Reference, Report
-    from agentcache.types import IntArray
+    from agentcache.types import BackendName, IntArray
 
 __all__ = [
     "Diagnosis",
@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is known of a family, or of a model given by name.
+    """What is known of a family, or of a model given by name, computed by one backend.
 
     report: what the probe found; None if the model is refused before, for `refusal`. doubt: why it
     is admitted by the flag alone, if so, whatever the probe found.
@@ -47,6 +47,12 @@ class Diagnosis:
     report: Report | None = None
     refusal: str | None = None
     doubt: str | None = None
+    backend: BackendName = "transformers"
+
+    @property
+    def label(self) -> str:
+        """Its name in a table; the backend with it where it is the native one."""
+        return f"{self.family} (native)" if self.backend == "native" else self.family
 
     @property
     def ok(self) -> bool:
@@ -68,6 +74,7 @@ class Diagnosis:
         return {
             "family": self.family,
             "model_type": self.model_type,
+            "backend": self.backend,
             "ok": self.ok,
             "components": list(self.components),
             "tolerance": report.tolerance if report else None,
@@ -135,12 +142,12 @@ def _diagnose_native(
     seed: int,
     other: TransformersBackend,
 ) -> Diagnosis:
-    name = f"{name}, native"
     try:
         backend = NativeBackend(model)
     except ModelError as error:
-        return Diagnosis(name, model_type, refusal=str(error))
-    return Diagnosis(name, model_type, probe(backend, reference, seed=seed, other=other))
+        return Diagnosis(name, model_type, refusal=str(error), backend="native")
+    report = probe(backend, reference, seed=seed, other=other)
+    return Diagnosis(name, model_type, report, backend="native")
 
 
 def stock_reference(model: Any) -> Reference:
@@ -192,7 +199,7 @@ def diagnosis_table(diagnoses: Iterable[Diagnosis], width: int) -> Table:
     table.add_column("ok", no_wrap=True)
     for row in rows:
         checks = _checks(row)
-        heading = [row.family, "+".join(row.components).upper()]
+        heading = [row.label, "+".join(row.components).upper()]
         table.add_row(
             *map(Text, heading if is_wide else ["\n".join(filter(None, heading))]),
             *(_cell(checks.get(name)) for name in shown),

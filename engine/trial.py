@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +18,23 @@ if TYPE_CHECKING:
     from agentcache.engine.native.backend import NativeBackend
     from agentcache.engine.transformers_backend import TransformersBackend
 
-__all__ = ["try_out", "warn_of_doubt"]
+__all__ = ["Trial", "try_out", "warn_of_doubt"]
 
 
-def try_out(backend: NativeBackend | TransformersBackend, sample: torch.Tensor) -> float:
-    """Whether the model computes over our memory at all: its greatest error on a few tokens.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Errors on a few tokens, in units of the logits' standard deviation: the greatest, and the
+    root of their mean square. Infinite where something is no number."""
+
+    greatest: float
+    typical: float
+
+
+def try_out(backend: NativeBackend | TransformersBackend, sample: torch.Tensor) -> Trial:
+    """Whether the model computes over our memory at all, and how far off it is.
 
     In two passes, from a checkpoint taken inside the first, and in a step; against its own code
-    without a cache, in units of the logits' standard deviation. sample: what that code says of
+    without a cache. sample: what that code says of
     `sample_ids`, [T, vocab] float32. Raises UnsupportedModel where a model in doubt fails.
     """
     tokens = sample_ids(backend.shape.vocab_size)
@@ -38,12 +49,13 @@ def try_out(backend: NativeBackend | TransformersBackend, sample: torch.Tensor) 
         rest, _ = memory.extend(base, tokens[middle:stop])
         step = memory.step([base], [int(tokens[stop])])
     whole = torch.cat([first, rest, step])
-    gaps = (whole - sample).abs().amax(), (again - sample[middle - 3 : middle]).abs().amax()
-    error = float(max(gaps) / sample.std())
-    return error if np.isfinite(error) else float("inf")
+    gaps = torch.cat([whole - sample, again - sample[middle - 3 : middle]]) / sample.std()
+    if not gaps.isfinite().all():
+        return Trial(math.inf, math.inf)
+    return Trial(float(gaps.abs().max()), float(gaps.square().mean().sqrt()))
 
 
-def warn_of_doubt(backend: TransformersBackend, error: float) -> None:
+def warn_of_doubt(backend: TransformersBackend, trial: Trial) -> None:
     """Log what is given up with a model that is not proven."""
     logging.getLogger("agentcache").warning(
         "a %s model is used unproven: %s. No promise that an answer from the cache is the answer "
@@ -52,5 +64,5 @@ def warn_of_doubt(backend: TransformersBackend, error: float) -> None:
         backend.model_type,
         backend.doubt,
         len(sample_ids(backend.shape.vocab_size)),
-        error,
+        trial.greatest,
     )

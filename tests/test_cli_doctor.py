@@ -34,7 +34,11 @@ def test_sound_families_fill_the_table_and_the_json(tmp_path: Path) -> None:
     for word in ("granitemoehybrid", "FULL+STATE", "gemma3", "FULL+SWA", "resume", "window", "yes"):
         assert word in done.stdout
     assert "Traceback" not in done.stderr
-    hybrid, windowed = json.loads(out.read_text())
+    found = json.loads(out.read_text())
+    assert [each["backend"] for each in found] == ["transformers", "native"] * 2
+    hybrid, native, windowed, _ = found
+    assert native["ok"]
+    assert native["errors"]["kept"] < 1e-4
     assert (hybrid["family"], hybrid["ok"], hybrid["reason"]) == ("granitemoehybrid", True, None)
     assert hybrid["components"] == ["full", "state"]
     assert hybrid["model_type"] == "granitemoehybrid"
@@ -49,15 +53,15 @@ def test_a_wide_terminal_has_a_row_in_a_line(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "120")
     done = agentcache("doctor", "--family=llama")
     assert done.status == 0, done.stdout + done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("llama"))
-    assert line.split()[1] == "FULL"
-    assert line.split()[-1] == "yes"
+    lines = [line for line in done.stdout.splitlines() if line.startswith("llama")]
+    assert [line.split("FULL")[0].strip() for line in lines] == ["llama", "llama (native)"]
+    assert all(line.split()[-1] == "yes" for line in lines)
 
 
 def test_json_on_standard_output_is_alone_there() -> None:
     done = agentcache("doctor", "--family=llama", "--json=-")
     assert done.status == 0, done.stderr
-    assert [each["family"] for each in json.loads(done.stdout)] == ["llama"]
+    assert [each["family"] for each in json.loads(done.stdout)] == ["llama"] * 2
     assert "llama" in done.stderr
 
 
@@ -65,9 +69,12 @@ def test_the_default_model_is_probed_if_nothing_is_asked_for(tmp_path: Path) -> 
     out = tmp_path / "doctor.json"
     done = agentcache("doctor", f"--json={out}")
     assert done.status == 0, done.stdout + done.stderr
-    (only,) = json.loads(out.read_text())
-    assert (only["family"], only["ok"]) == ("tiny-hybrid", True)
-    assert only["components"] == ["full", "state"]
+    found = json.loads(out.read_text())
+    assert [(each["family"], each["backend"], each["ok"]) for each in found] == [
+        ("tiny-hybrid", "transformers", True),
+        ("tiny-hybrid", "native", True),
+    ]
+    assert all(each["components"] == ["full", "state"] for each in found)
 
 
 def test_damage_is_named_and_the_status_is_one(
@@ -78,10 +85,11 @@ def test_damage_is_named_and_the_status_is_one(
     done = agentcache("doctor", "--family=llama", f"--json={out}")
     assert done.status == 1
     assert "llama: ragged: error" in done.stdout
-    (only,) = json.loads(out.read_text())
-    assert not only["ok"]
-    assert only["reason"].startswith("ragged: error")
-    assert only["errors"]["ragged"] > only["tolerance"] >= only["errors"]["steps"]
+    damaged, native = json.loads(out.read_text())
+    assert not damaged["ok"]
+    assert damaged["reason"].startswith("ragged: error")
+    assert damaged["errors"]["ragged"] > damaged["tolerance"] >= damaged["errors"]["steps"]
+    assert native["ok"]
 
 
 def test_every_known_family_is_listed_and_one_not_admitted_says_why(
@@ -115,10 +123,11 @@ def test_family_whose_code_breaks_is_a_row_and_the_others_go_on(
     out = tmp_path / "doctor.json"
     done = agentcache("doctor", "--family=mamba2", "--family=llama", f"--json={out}")
     assert done.status == 1
-    broken, sound = json.loads(out.read_text())
+    broken, *sound = json.loads(out.read_text())
     assert not broken["ok"]
     assert "no such layer" in broken["reason"]
-    assert sound["ok"]
+    assert len(sound) == 2
+    assert all(each["ok"] for each in sound)
 
 
 def test_model_of_a_family_that_is_not_admitted_is_a_row_with_the_reason(tmp_path: Path) -> None:

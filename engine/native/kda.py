@@ -38,7 +38,7 @@ class KDA:
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
         rule = self.rule
         shape = (rule.num_heads, rule.key_dim)
-        sizes = [len(rule.conv_weight), rule.num_heads, rule.key_dim, rule.key_dim]
+        sizes = [rule.conv.num_channels, rule.num_heads, rule.key_dim, rule.key_dim]
         mixed, b, to_decay, to_gate = self.project(x).split(sizes, -1)
         step = F.softplus(self.decay(to_decay).float() + self.dt_bias)
         y = rule(mixed, self.A * step.unflatten(-1, shape), b.sigmoid(), tokens)

@@ -145,7 +145,7 @@ def test_every_admitted_family_passes(name: str) -> None:
     diagnoses = diagnose_family(name)
     assert len(diagnoses) == 1 + has_native(VARIANTS[name].text_model_type)
     for diagnosis in diagnoses:
-        assert diagnosis.ok, (diagnosis.family, diagnosis.reason)
+        assert diagnosis.ok, (diagnosis.label, diagnosis.reason)
         assert diagnosis.model_type == VARIANTS[name].text_model_type
 
 

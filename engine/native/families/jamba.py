@@ -15,6 +15,7 @@ from agentcache.engine.native.layers import Block, Layer, Linear
 from agentcache.engine.native.mamba1 import Mamba1
 from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, best_of_softmax
+from agentcache.engine.native.recurrence import Convolution
 
 if TYPE_CHECKING:
     from agentcache.engine.native.weights import Weights
@@ -50,13 +51,13 @@ def jamba(config: Any, weights: Weights) -> NativeModel:
 def _mamba(config: Any, weights: Weights, layer_idx: int) -> Mamba1:
     width, rank, state_dim = config.hidden_size, config.mamba_dt_rank, config.mamba_d_state
     channels, eps = config.mamba_expand * width, config.rms_norm_eps
-    conv, dt_proj = weights.at("conv1d"), weights.at("dt_proj")
-    taps = config.mamba_d_conv
+    dt_proj = weights.at("dt_proj")
     return Mamba1(
         layer_idx=layer_idx,
         project=Linear.of(weights, "in_proj", 2 * channels, width),
-        conv_weight=conv.get("weight", channels, 1, taps)[:, 0].contiguous(),
-        conv_bias=conv.maybe("bias", channels),
+        conv=Convolution.of(
+            weights.at("conv1d"), layer_idx, channels, config.mamba_d_conv, activation="silu"
+        ),
         select=Linear.of(weights, "x_proj", rank + 2 * state_dim, channels),
         dt_norm=norm(weights, "dt_layernorm", rank, eps),
         b_norm=norm(weights, "b_layernorm", state_dim, eps),

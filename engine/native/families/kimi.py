@@ -13,6 +13,7 @@ from agentcache.engine.native.layers import Block, GatedNorm, Layer, Linear
 from agentcache.engine.native.mla import LatentAttention, LowRank
 from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
+from agentcache.engine.native.recurrence import Convolution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +68,7 @@ def _kda(config: Any, weights: Weights, layer_idx: int) -> Layer:
     }
     rule = DeltaRule(
         layer_idx=layer_idx,
-        conv_weight=weights.get("conv1d.weight", 3 * width, 1, taps)[:, 0],
-        conv_bias=None,
+        conv=Convolution.of(weights.at("conv1d"), layer_idx, 3 * width, taps),
         act=activation(config.hidden_act),
         num_key_heads=heads,
         key_dim=head_dim,

@@ -8,6 +8,7 @@ from agentcache.engine.native.families.parts import attention, head_of, norm
 from agentcache.engine.native.layers import Block, GatedMLP, Layer, Linear
 from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
+from agentcache.engine.native.recurrence import Convolution
 from agentcache.engine.native.rope import Rope
 from agentcache.engine.native.short_conv import ShortConv
 
@@ -67,12 +68,10 @@ def _model(config: Any, weights: Weights, *, num_dense: int, middle: int) -> Nat
 
 
 def _short_conv(config: Any, weights: Weights, layer_idx: int) -> ShortConv:
-    width, conv = config.hidden_size, weights.at("conv")
+    width = config.hidden_size
     return ShortConv(
-        layer_idx=layer_idx,
         project=Linear.of(weights, "in_proj", 3 * width, width),
-        conv_weight=conv.get("weight", width, 1, config.conv_L_cache)[:, 0].contiguous(),
-        conv_bias=conv.maybe("bias", width),
+        conv=Convolution.of(weights.at("conv"), layer_idx, width, config.conv_L_cache),
         out=Linear.of(weights, "out_proj", width, width),
     )
 

@@ -11,6 +11,7 @@ from transformers.activations import ACT2FN
 from agentcache.engine.native.attention import Attention
 from agentcache.engine.native.layers import GatedMLP, GatedNorm, Linear, RMSNorm
 from agentcache.engine.native.mamba2 import Mamba2
+from agentcache.engine.native.recurrence import Convolution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,12 +95,10 @@ def mamba2(
     """
     width = heads * head_dim
     channels = width + 2 * groups * state_dim
-    conv = weights.at("conv1d")
     return Mamba2(
         layer_idx=layer_idx,
         project=Linear.of(weights, "in_proj", width + channels + heads, config.hidden_size),
-        conv_weight=conv.get("weight", channels, 1, taps)[:, 0].contiguous(),
-        conv_bias=conv.maybe("bias", channels),
+        conv=Convolution.of(weights.at("conv1d"), layer_idx, channels, taps, activation="silu"),
         dt_bias=weights.get("dt_bias", heads).float(),
         dt_limits=limits,
         A=-weights.get("A_log", heads).float().exp(),

@@ -17,6 +17,7 @@ from agentcache.engine.native.families.parts import (
 from agentcache.engine.native.layers import Block, GatedNorm, Layer, Linear
 from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, Opened, best_of_softmax, softmax_of_best
+from agentcache.engine.native.recurrence import Convolution
 from agentcache.engine.native.rope import Rope
 
 if TYPE_CHECKING:
@@ -89,11 +90,10 @@ def _delta(
 ) -> GatedDelta:
     keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
     key_dim, value_dim = config.linear_key_head_dim, config.linear_value_head_dim
-    channels, conv = 2 * keys * key_dim + heads * value_dim, weights.at("conv1d")
+    channels, taps = 2 * keys * key_dim + heads * value_dim, config.linear_conv_kernel_dim
     rule = DeltaRule(
         layer_idx=layer_idx,
-        conv_weight=conv.get("weight", channels, 1, config.linear_conv_kernel_dim)[:, 0],
-        conv_bias=None,
+        conv=Convolution.of(weights.at("conv1d"), layer_idx, channels, taps),
         act=activation(config.hidden_act),
         num_key_heads=keys,
         key_dim=key_dim,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,35 +27,113 @@ def probed(model: PreTrainedModel) -> Report:
     return probe(NativeBackend(model), reference, seed=0)
 
 
-@pytest.mark.parametrize("name", COVERED)
-def test_native_model_passes_the_probe(name: str) -> None:
-    report = probed(build(name))
-    assert report.ok, report.reason
-    assert None not in report.errors.values()
-
-
 def test_every_native_family_has_a_tiny_model_to_be_probed_on() -> None:
     assert set(NATIVE) == {VARIANTS[name].text_model_type for name in COVERED}
 
 
-def test_bias_of_experts_changes_which_are_chosen_and_not_how_they_weigh() -> None:
-    """The tiny model's is zero, as a fresh one's, and would not be missed."""
-    model = build("lfm2_moe")
-    generator = torch.Generator().manual_seed(0)
-    for name, buffer in model.named_buffers():
-        if name.endswith("expert_bias"):
-            buffer.normal_(generator=generator)
-    report = probed(model)
-    assert report.ok, report.reason
+_MULTIPLIERS = {
+    "embedding_multiplier": 5.65,
+    "lm_head_multiplier": 0.039,
+    "key_multiplier": 0.39,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.94,
+    "ssm_multipliers": [0.3536, 0.25, 0.7071, 0.5, 0.36],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.47,
+    "mlp_multipliers": [0.88, 0.45],
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "partial_rotary_factor": 0.5,
+}
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "groups, limits, biases": (
+        "bamba",
+        {
+            "mamba_n_groups": 2,
+            "time_step_limit": (0.1, 0.9),
+            "mamba_proj_bias": True,
+            "mamba_d_conv": 3,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "multipliers, gate before the norm": (
+        "falcon_h1",
+        {**_MULTIPLIERS, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "multipliers, gate after the norm, tied": (
+        "falcon_h1",
+        {
+            **_MULTIPLIERS,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": True,
+            "mamba_n_groups": 2,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "narrow experts in groups": (
+        "nemotron_h",
+        {
+            "moe_latent_size": 24,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+            "use_bias": True,
+            "mlp_bias": True,
+            "time_step_min": 0.3,
+        },
+    ),
+    "experts": ("jamba", {"num_experts": 4, "mamba_proj_bias": True}),
+    "dense layers among experts": (
+        "qwen3_next",
+        {
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+            "decoder_sparse_step": 2,
+            "attention_bias": True,
+        },
+    ),
+    "yarn on half a head": (
+        "qwen3_5",
+        {"hidden_act": "gelu", "tie_word_embeddings": True, "rope_parameters": _YARN},
+    ),
+    "queries of low rank, groups": (
+        "kimi_linear",
+        {
+            "q_lora_rank": 24,
+            "num_experts": 8,
+            "num_expert_group": 4,
+            "topk_group": 2,
+            "moe_renormalize": False,
+            "num_shared_experts": 2,
+        },
+    ),
+    "bias of experts": ("lfm2_moe", {}),
+    "bias of convolutions": ("lfm2", {"conv_bias": True}),
+}
+_AS_THEY_ARE = re.compile(r"A_log$|dt_bias$|inv_freq$|dt_proj|mup")
 
 
-def test_short_convolution_and_its_projections_may_have_biases() -> None:
-    model = build("lfm2", conv_bias=True)
-    generator = torch.Generator().manual_seed(0)
-    for name, weight in model.named_parameters():
-        if name.endswith(".bias"):
-            weight.data.normal_(generator=generator)
-    report = probed(model)
+def disturbed(name: str, changes: dict[str, Any]) -> PreTrainedModel:
+    """A tiny model whose norms, biases and the like are not ones and zeros, as fresh ones are."""
+    model = build(name, **changes)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for full_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            is_vector = tensor.dim() == 1 and tensor.is_floating_point()
+            if is_vector and not _AS_THEY_ARE.search(full_name):
+                tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.2)
+    return model
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options_of_a_family_count(case: str) -> None:
+    report = probed(disturbed(*OPTIONS[case]))
     assert report.ok, report.reason
 
 

@@ -1,0 +1,115 @@
+"""How states of several sequences move on in one pass, whatever the recurrence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from agentcache.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from agentcache.engine.native.packing import Pass
+    from agentcache.engine.native.weights import Weights
+    from agentcache.kernels.causal_conv1d import Activation, ConvResult
+
+__all__ = ["Convolution", "Moved", "advance"]
+
+
+class Moved(Protocol):
+    """What an operation over a run returns: outputs [1, T, ...], the state after it [1, ...], and
+    the states at the positions that were asked for."""
+
+    @property
+    def y(self) -> Tensor: ...
+
+    @property
+    def final_state(self) -> Tensor: ...
+
+    @property
+    def states(self) -> Sequence[Tensor]: ...
+
+
+def advance(
+    tokens: Pass,
+    layer_idx: int,
+    name: str,
+    step: Callable[..., Tensor],
+    extend: Callable[..., Moved],
+    *inputs: Tensor,
+) -> Tensor:
+    """Move one state of every sequence on over its tokens; returns the outputs, packed.
+
+    inputs: [N, ...] each. step(state, *inputs): one token of R sequences, state [R, ...] changed in
+    place, inputs [R, ...], outputs [R, ...]. extend(state, positions, *inputs): a run of one
+    sequence, state [1, ...] only read, inputs [1, T, ...]. States at captures are set aside.
+    """
+    rows = tokens.pools.state[layer_idx, name]
+    parts = []
+    if tokens.steps:
+        state = rows[tokens.rows]
+        parts.append(step(state, *(each[: tokens.steps] for each in inputs)))
+        if isinstance(tokens.rows, list):  # they were gathered
+            rows[tokens.rows] = state
+    for run in tokens.runs:
+        row = run.span.row
+        moved = extend(rows[row : row + 1], run.positions, *(each[None, run.at] for each in inputs))
+        for capture, state in zip(run.inside, moved.states, strict=True):
+            rows[capture.row] = state[0]
+        rows[row] = moved.final_state[0]
+        parts.append(moved.y[0])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A causal convolution of each channel by itself, over its state "conv" [C, K - 1].
+
+    weight: [C, K], bias: [C] or None.
+    """
+
+    layer_idx: int
+    weight: Tensor
+    bias: Tensor | None
+    activation: Activation | None = None
+
+    @classmethod
+    def of(
+        cls,
+        weights: Weights,
+        layer_idx: int,
+        num_channels: int,
+        taps: int,
+        *,
+        activation: Activation | None = None,
+    ) -> Convolution:
+        """By the `weight` and `bias` of a depthwise `torch.nn.Conv1d`."""
+        weight = weights.get("weight", num_channels, 1, taps)[:, 0].contiguous()
+        bias = weights.maybe("bias", num_channels)
+        return cls(layer_idx=layer_idx, weight=weight, bias=bias, activation=activation)
+
+    @property
+    def num_channels(self) -> int:
+        return len(self.weight)
+
+    def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
+        """[N, C] to [N, C]."""
+        return advance(tokens, self.layer_idx, "conv", self._step, self._extend, x)
+
+    def _step(self, state: Tensor, x: Tensor) -> Tensor:
+        return causal_conv1d_update(x, state, self.weight, self.bias, activation=self.activation)
+
+    def _extend(self, state: Tensor, positions: tuple[int, ...], x: Tensor) -> ConvResult:
+        return causal_conv1d(
+            x,
+            self.weight,
+            self.bias,
+            state,
+            activation=self.activation,
+            state_positions=positions,
+        )
