@@ -319,8 +319,9 @@ class PoolSizes:
         )
 
 
-_NUM_STAGING = 2
+_FEWEST_STAGING, _MOST_STAGING = 2, 8
 _ROWS_SHARE = 4  # running rows take at most this part (a fourth) of the budget
+_STAGING_SHARE = 4  # and staging rows at most a fourth of those
 
 
 def divide_budget(
@@ -334,7 +335,8 @@ def divide_budget(
 ) -> PoolSizes:
     """The largest pools within a budget: first rows for running requests, the rest pages.
 
-    Up to `max_running` rows, fewer where they would take more than a fourth of the budget.
+    Up to `max_running` rows, fewer where they would take more than a fourth of the budget; and some
+    to stage captures in, for several prompts in a pass.
     checkpoint_bytes: as for `PoolSizes.of`. Raises BudgetTooSmall when not even one row, one
     checkpoint and a page of KV fit.
     """
@@ -357,10 +359,11 @@ def divide_budget(
     if budget_bytes < minimum:
         raise BudgetTooSmall(budget_bytes, minimum)
     budget_bytes -= one.packing_bytes
-    rows, staging = max_running, _NUM_STAGING
+    rows, staging = max_running, _MOST_STAGING
     if one.row_bytes:
         fit = min(budget_bytes // _ROWS_SHARE, budget_bytes - least_pages) // one.row_bytes
-        rows = max(1, min(max_running, fit - _NUM_STAGING))
-        staging = _NUM_STAGING if fit > _NUM_STAGING else 1
+        staging = max(_FEWEST_STAGING, min(_MOST_STAGING, fit // _STAGING_SHARE))
+        rows = max(1, min(max_running, fit - staging))
+        staging = staging if fit > staging else 1
     left = budget_bytes - (rows + staging) * one.row_bytes
     return sizes(left // page_bytes, rows, staging)

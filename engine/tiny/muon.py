@@ -36,7 +36,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Apply the gradients. closure: must be None."""
         if closure is not None:
             raise ValueError("a closure is not supported; compute the gradients before the step")

@@ -83,24 +83,26 @@ def _mamba_layer(layer: Any, hidden: Tensor, number: Tensor, age: Tensor) -> Ten
 
 def _mlp(layer: Any, hidden: Tensor, mixed: Tensor) -> Tensor:
     """The second half of a layer. mixed: what its first half adds."""
-    hidden = hidden + mixed * layer.residual_multiplier
+    scale: float = layer.residual_multiplier
+    hidden = hidden + mixed * scale
     gate, up = layer.shared_mlp.input_linear(layer.post_attention_layernorm(hidden)).chunk(2, -1)
-    return hidden + layer.shared_mlp.output_linear(F.silu(gate) * up) * layer.residual_multiplier
+    out: Tensor = layer.shared_mlp.output_linear(F.silu(gate) * up)
+    return hidden + out * scale
 
 
 def _attention(attention: Any, hidden: Tensor, places: Places) -> Tensor:
     """Causal, without positions, and within each dialogue."""
 
     def heads(projection: Any) -> Tensor:
-        return projection(hidden).view(len(hidden), -1, attention.head_dim).transpose(0, 1)
+        row: Tensor = projection(hidden)
+        return row.view(len(hidden), -1, attention.head_dim).transpose(0, 1)
 
-    rows = [heads(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    seen = [
-        F.scaled_dot_product_attention(
-            *(row[None, :, start:end] for row in rows), is_causal=True, scale=attention.scaling
-        )[0]
-        for start, end in places.spans
-    ]
+    q, k, v = (heads(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
+    seen = []
+    for start, end in places.spans:
+        one, two, three = (row[None, :, start:end] for row in (q, k, v))
+        scale = attention.scaling
+        seen.append(F.scaled_dot_product_attention(one, two, three, is_causal=True, scale=scale)[0])
     out: Tensor = attention.o_proj(torch.cat(seen, 1).transpose(0, 1).reshape(len(hidden), -1))
     return out
 

@@ -120,7 +120,7 @@ def test_rows_are_fewer_where_they_would_crowd_out_the_pages() -> None:
     # two rows, two pages of checkpoint, one page of KV
     assert minimum_of(kv, state, 4) == 2 * row + 3 * 512
     rich = divide_budget(kv, state, budget_bytes=400 * row, page_size=4, max_running=8)
-    assert (rich.num_rows, rich.num_staging) == (8, 2)
+    assert (rich.num_rows, rich.num_staging) == (8, 8)
     poor = divide_budget(kv, state, budget_bytes=20 * row, page_size=4, max_running=8)
     assert (poor.num_rows, poor.num_staging) == (3, 2)
     least = divide_budget(kv, state, budget_bytes=9 * row, page_size=4, max_running=8)

@@ -306,16 +306,16 @@ def test_a_hundred_idle_sessions_do_not_block_the_next(
 
 
 def test_more_boundaries_than_staging_rows_are_all_filed(runtime: Runtime) -> None:
-    """Six marked messages in one chunk: the chunk is cut, and every mark can be resumed from."""
+    """Marked messages in one chunk: the chunk is cut, and every mark can be resumed from."""
     with micro_runtime(prefill_chunk=512) as roomy:
-        assert len(roomy.engine.pools.staging_rows) < 6
-        marked = [{"role": "user", "content": f"part {n} " * 12, "mark": True} for n in range(6)]
+        assert len(roomy.engine.pools.staging_rows) < 11
+        marked = [{"role": "user", "content": f"part {n} " * 6, "mark": True} for n in range(12)]
         roomy.session().complete(marked, max_new_tokens=1)
         reused = [
             roomy.session().complete(
                 [*marked[:n], {"role": "user", "content": "else"}], max_new_tokens=1, verify=True
             )
-            for n in range(1, 7)
+            for n in range(1, 13)
         ]
     assert all(turn.verify is not None and turn.verify.ok for turn in reused)
     assert all(turn.usage.computed_tokens < 25 for turn in reused)

@@ -53,10 +53,12 @@ def runtime(make_runtime: Callable[..., Runtime]) -> Runtime:
 
 
 class Passes:
-    """Chunks as they are computed, by the first token of their prompt, which differs."""
+    """Chunks as they are computed, by the first token of their prompt, which differs; and per pass
+    how many tokens each of its spans has."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.chunks: list[int] = []
+        self.widths: list[tuple[int, ...]] = []
         self._names: dict[int, int] = {}
         forward = runtime.engine.backend.forward
 
@@ -64,8 +66,9 @@ class Passes:
             for span in batch.spans:
                 if span.start == 0:
                     self._names[span.row] = int(span.ids[0])
-                if len(batch.spans[0].ids) > 1:
+                if len(span.ids) > 1:
                     self.chunks.append(self._names[span.row])
+            self.widths.append(tuple(len(span.ids) for span in batch.spans))
             return forward(batch)
 
         runtime.engine.backend.forward = recorded  # type: ignore[method-assign]
@@ -84,6 +87,34 @@ def test_short_prompt_does_not_wait_behind_a_long_one(runtime: Runtime) -> None:
     assert long.turn.usage.computed_tokens == 20 * CHUNK
     assert passes.chunks.index(2) <= 1
     assert passes.chunks.count(1) >= 20
+
+
+def test_short_prompts_and_who_decodes_share_a_pass(runtime: Runtime) -> None:
+    passes = Passes(runtime)
+    lengths = (CHUNK - 3, 9, 10, 11, 7)
+    with standing_still(runtime):
+        streams = [
+            runtime.session().generate(prompt(n, length), max_new_tokens=3, stream=True)
+            for n, length in enumerate(lengths, 1)
+        ]
+    for stream, length in zip(streams, lengths, strict=True):
+        assert stream.turn.usage.computed_tokens == length
+    # The first comes first and fills its pass; what fits beside the second goes with it.
+    assert passes.widths[:3] == [(CHUNK - 3,), (9, 10, 11, 1), (7, 1, 1, 1, 1)]
+
+
+def test_backend_that_takes_one_prompt_a_pass_gets_one(
+    make_runtime: Callable[..., Runtime],
+) -> None:
+    runtime = make_runtime(prefill_chunk=CHUNK, max_running=8, backend="transformers")
+    passes = Passes(runtime)
+    with standing_still(runtime):
+        streams = [
+            runtime.session().generate(prompt(n, 9), max_new_tokens=2, stream=True)
+            for n in range(1, 4)
+        ]
+    assert all(stream.turn.usage.output_tokens == 2 for stream in streams)
+    assert all(set(widths) == {1} for widths in passes.widths if len(widths) > 1)
 
 
 def test_long_prompt_is_not_starved_by_short_ones(runtime: Runtime) -> None:

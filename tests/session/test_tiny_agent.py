@@ -70,24 +70,41 @@ async def test_held_out_dialogues_are_answered_rightly_and_warm_as_cold(runtime:
     assert sum(cached) > 500, "nothing was warm"
     calls, answers = tally.sums(range(1, 7))
     right, total = calls.right + answers.right, calls.total + answers.total
-    assert right / total >= 0.7
+    assert right / total >= 0.95
 
 
 def test_the_list_of_tools_is_read(runtime: Runtime) -> None:
-    for name, parameter in (("height", "name"), ("get_height", "place"), ("find_height", "q")):
-        with runtime.session() as session:
-            turn = say(
-                session,
-                {"role": "user", "content": "How high is Etna?"},
-                tools=[CALC, tool(name, parameter)],
-            )
-            assert call_of(turn) == (name, {parameter: "Etna"})
+    forms = (
+        ("height", "name"),
+        ("get_height", "place"),
+        ("find_height", "q"),
+        ("read_height", "item"),
+        ("lookup_height", "city"),
+        ("height_of", "key"),
+    )
+    for name, parameter in forms:
+        for asked in ("Etna", "Bremkor"):
+            with runtime.session() as session:
+                turn = say(
+                    session,
+                    {"role": "user", "content": f"How high is {asked}?"},
+                    tools=[CALC, tool(name, parameter), tool("get_price", "thing")],
+                )
+                assert call_of(turn) == (name, {parameter: asked})
+
+
+def test_what_tools_there_are_is_told(runtime: Runtime) -> None:
+    with runtime.session() as session:
+        tools = [CALC, tool("read_speed", "q"), tool("weather_of", "city")]
+        answer = ask(session, "What can you do?", tools)
+        assert answer == "I have calculator, read_speed, weather_of."
 
 
 def test_a_tool_that_is_not_there_is_not_called(runtime: Runtime) -> None:
-    for tools in (None, [CALC]):
-        with runtime.session() as session:
-            assert ask(session, "What is the price of Tea?", tools) == "I have no tool for that."
+    for tools in (None, [CALC], [CALC, tool("get_height", "name")]):
+        for question in ("What is the price of Tea?", "How warm is it in Oslo?", "Who owns Merido?"):
+            with runtime.session() as session:
+                assert ask(session, question, tools) == "I have no tool for that."
 
 
 def test_what_is_outside_the_protocol_is_not_known(runtime: Runtime) -> None:

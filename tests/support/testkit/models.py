@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, GraniteMoeHybridConfig
 
 from agentcache.config import CacheConfig
 from agentcache.engine.tiny_hybrid import build, hybrid_path, tiny_hybrid_config
 from agentcache.runtime import Runtime
+
+if TYPE_CHECKING:
+    from agentcache.types import BackendName
 
 
 def micro_config(**changes: Any) -> GraniteMoeHybridConfig:
@@ -44,7 +47,12 @@ def tokenizer() -> Any:
 
 
 def micro_runtime(
-    *, poison: bool = True, verify: bool | float = False, seed: int = 0, **cache_settings: Any
+    *,
+    poison: bool = True,
+    verify: bool | float = False,
+    seed: int = 0,
+    backend: BackendName = "auto",
+    **cache_settings: Any,
 ) -> Runtime:
     """A runtime on the micro model; freed memory is filled with NaN."""
     settings = {"budget": "16MiB", "page_size": 4, "prefill_chunk": 32, **cache_settings}
@@ -55,6 +63,7 @@ def micro_runtime(
         verify=verify,
         poison=poison,
         seed=seed,
+        backend=backend,
     )
 
 
