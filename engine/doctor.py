@@ -183,8 +183,10 @@ def diagnosis_table(diagnoses: Iterable[Diagnosis], width: int) -> Table:
     from rich.text import Text
 
     rows = list(diagnoses)
-    shown = [name for name in CHECKS[1:] if any(name in _checks(row) for row in rows)]
     is_wide = width >= _WIDE
+    hidden = {CHECKS[0], *(() if is_wide else ("kept",))}
+    found = {name for row in rows for name in _checks(row)} - hidden
+    shown = [name for name in CHECKS if name in found]
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0) if is_wide else 0,

@@ -12,7 +12,7 @@ from agentcache.integrations.langchain_chat import ChatAgentCache
 from agentcache.integrations.langgraph_session import AgentCacheMiddleware
 
 Handler = Callable[[ModelRequest], ModelResponse]
-USED = {"task", "height", "add"}
+USED = {"task", "height", "calculator"}
 
 
 @tool
@@ -22,9 +22,9 @@ def height(name: str) -> str:
 
 
 @tool
-def add(a: float, b: float) -> str:
-    """Add two numbers."""
-    return f"{a + b:g}"
+def calculator(expression: str) -> str:
+    """Add two numbers, as in 3 + 4."""
+    return f"{sum(map(float, expression.split('+'))):g}"
 
 
 @wrap_model_call
@@ -43,15 +43,15 @@ helpers = [
         "tools": [helper],
         "middleware": [AgentCacheMiddleware(), short],
     }
-    for name, helper in (("finder", height), ("counter", add))
+    for name, helper in (("finder", height), ("counter", calculator))
 ]
 with ChatAgentCache(model="tiny-agent", max_tokens=64) as chat:
     middleware = [AgentCacheMiddleware(tool_time={"task": "5m"}), short]
-    agent = create_deep_agent(
-        chat, subagents=helpers, middleware=middleware, checkpointer=InMemorySaver()
-    )
-    question = "Ask the finder: How high is Etna? Ask the counter: What is 3 + 4?"
-    state = agent.invoke({"messages": [("user", question)]}, {"configurable": {"thread_id": "1"}})
-    print(state["messages"][-1].content)
-    assert state["messages"][-1].content == "The height of Etna is 3403. 3 + 4 is 7."
+    memory = InMemorySaver()
+    agent = create_deep_agent(chat, subagents=helpers, middleware=middleware, checkpointer=memory)
+    asked = ("user", "Ask the finder: How high is Etna? Ask the counter: What is 3 + 4?")
+    state = agent.invoke({"messages": [asked]}, {"configurable": {"thread_id": "1"}})
+    answer = state["messages"][-1].content
+    print(answer)
+    assert answer == "The height of Etna is 3403. 3 + 4 is 7."
     assert chat.engine.stats()["sessions"]["open"] == 1  # those of the sub-agents are over

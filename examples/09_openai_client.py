@@ -7,7 +7,10 @@ from agentcache.integrations.server import ServerConfig, serving
 
 operands = {"a": {"type": "number"}, "b": {"type": "number"}}
 parameters = {"type": "object", "properties": operands, "required": ["a", "b"]}
-MULTIPLY = {"type": "function", "function": {"name": "multiply", "parameters": parameters}}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": parameters}}
+    for name in ("add", "multiply")
+]
 
 with Runtime.load("tiny-agent") as rt, serving(rt, ServerConfig(port=0)) as url:
     client = OpenAI(base_url=f"{url}/v1", api_key="not needed on loopback")
@@ -16,7 +19,7 @@ with Runtime.load("tiny-agent") as rt, serving(rt, ServerConfig(port=0)) as url:
         {"role": "user", "content": "What is 12 times 34?"},
     ]
     reply = client.chat.completions.create(
-        model="tiny-agent", messages=messages, tools=[MULTIPLY], extra_body={"session_id": "demo"}
+        model="tiny-agent", messages=messages, tools=TOOLS, extra_body={"session_id": "demo"}
     )
     (call,) = reply.choices[0].message.tool_calls or ()
     print(call.function.name, call.function.arguments)
@@ -32,7 +35,7 @@ with Runtime.load("tiny-agent") as rt, serving(rt, ServerConfig(port=0)) as url:
         reply = client.chat.completions.create(
             model="tiny-agent",
             messages=messages,
-            tools=[MULTIPLY],
+            tools=TOOLS,
             extra_body={"session_id": "demo"},
         )
         cached = reply.usage.prompt_tokens_details.cached_tokens

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class Pass:
             for bounds, span in zip(self.bounds, self.spans, strict=True)
             if len(span.ids) > 1
         )
-        self.ids = torch.cat([torch.from_numpy(span.ids) for span in self.spans]).to(device).long()
+        ids = np.concatenate([span.ids for span in self.spans])
+        self.ids = torch.from_numpy(ids).to(device).long()
         self.positions = torch.cat([torch.arange(s.start, s.stop) for s in self.spans]).to(device)
         self._places: dict[str, KVPlaces] = {}
         self._made: dict[object, tuple[Tensor, Tensor]] = {}

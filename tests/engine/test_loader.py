@@ -476,8 +476,9 @@ def test_an_adapter_reaches_recurrent_layers_before_they_are_replaced(
 ) -> None:
     plain = load_model("tiny-hybrid").model
     path = adapter("hybrid", seed=1, model=plain, target_modules=["in_proj", "out_proj", "o_proj"])
+    cache = CacheConfig(budget="16MiB")
     with (
-        Runtime.load("tiny-hybrid", adapter=path, cache=CacheConfig(budget="16MiB")) as runtime,
+        Runtime.load("tiny-hybrid", adapter=path, cache=cache, backend="transformers") as runtime,
         runtime.session() as session,
     ):
         turn = session.generate(list(range(40, 70)), max_new_tokens=4, verify=True)

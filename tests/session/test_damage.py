@@ -72,7 +72,7 @@ class Spoiler:
 
     def _edit(self, change: Callable[[int, int], None]) -> None:
         """Load both checkpoints into rows, let `change` alter the first, file it again."""
-        row, other = self.pools.staging_rows
+        row, other, *_ = self.pools.staging_rows
         self.pools.load_state(self.node.data[Kind.STATE].slots, row)
         self.pools.load_state(self.before.data[Kind.STATE].slots, other)
         change(row, other)

@@ -192,7 +192,7 @@ def test_a_lost_state_shows_in_the_answer() -> None:
 def zero_states(runtime: Runtime) -> None:
     """Of every checkpoint, what the Mamba layers hold."""
     pools: Any = runtime.cache.pools
-    row, _ = pools.staging_rows
+    row, *_ = pools.staging_rows
     spoiled = 0
     for node in runtime.cache.tree.nodes():
         held = node.data.get(Kind.STATE)
