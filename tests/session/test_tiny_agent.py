@@ -102,7 +102,7 @@ def test_what_tools_there_are_is_told(runtime: Runtime) -> None:
 
 def test_a_tool_that_is_not_there_is_not_called(runtime: Runtime) -> None:
     for tools in (None, [CALC], [CALC, tool("get_height", "name")]):
-        for question in ("What is the price of Tea?", "How warm is it in Oslo?", "Who owns Merido?"):
+        for question in ("What is the price of Tea?", "How warm is it in Oslo?", "Who owns Bo?"):
             with runtime.session() as session:
                 assert ask(session, question, tools) == "I have no tool for that."
 
