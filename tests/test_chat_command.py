@@ -35,6 +35,15 @@ TOOLS = [{"type": "function", "function": {"name": "ls", "parameters": {"type": 
 FEW = {"max_new_tokens": 4}
 
 
+@pytest.fixture(autouse=True)
+def interrupts_arrive() -> Iterator[None]:
+    """Ctrl-C counts, also where whoever started the tests ignores it, as shells do for jobs in the
+    background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def piped(lines: str, *arguments: str, **env: str) -> Any:
     """The command with lines on standard input; only a clean exit counts."""
     command = ["chat", "--model=tiny-hybrid", "--budget=64MiB", "--max-tokens=5", *arguments]
