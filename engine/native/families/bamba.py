@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentcache.engine.native.families.parts import attention, gated_mlp, head_of, mamba2, norm
+from agentcache.engine.native.families.parts import assembled, attention, gated_mlp, mamba2, norm
 from agentcache.engine.native.layers import Block, GatedNorm, Layer
-from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.rope import Rope
 
 if TYPE_CHECKING:
+    from agentcache.engine.native.model import NativeModel
     from agentcache.engine.native.weights import Weights
 
 __all__ = ["bamba"]
@@ -45,10 +45,10 @@ def bamba(config: Any, weights: Weights) -> NativeModel:
             Block(norm(layer, "input_layernorm", width, eps), mixer),
             Block(norm(layer, "pre_ff_layernorm", width, eps), mlp),
         ]
-    embedding = model.get("embed_tokens.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "final_layernorm", width, eps),
-        head=head_of(config, weights, embedding),
+    return assembled(
+        config,
+        weights,
+        blocks,
+        eps,
+        last_norm="final_layernorm",
     )

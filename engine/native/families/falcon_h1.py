@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from agentcache.engine.native.families.parts import (
     activation,
+    assembled,
     attention,
-    head_of,
     mamba2,
     norm,
 )
 from agentcache.engine.native.layers import Block, GatedMLP, GatedNorm, Linear, Parallel
-from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.rope import Rope
 
 if TYPE_CHECKING:
     from agentcache.engine.native.attention import Attention
     from agentcache.engine.native.mamba2 import Mamba2
+    from agentcache.engine.native.model import NativeModel
     from agentcache.engine.native.weights import Weights
 
 __all__ = ["falcon_h1"]
@@ -47,12 +47,12 @@ def falcon_h1(config: Any, weights: Weights) -> NativeModel:
                 norm(layer, "pre_ff_layernorm", width, eps), mlp, scale=config.mlp_multipliers[1]
             ),
         ]
-    embedding = model.get("embed_tokens.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "final_layernorm", width, eps),
-        head=head_of(config, weights, embedding),
+    return assembled(
+        config,
+        weights,
+        blocks,
+        eps,
+        last_norm="final_layernorm",
         embedding_scale=config.embedding_multiplier,
         logits_scale=config.lm_head_multiplier,
     )

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 
-from agentcache.engine.native.families.parts import attention, head_of, mamba2, norm
+from agentcache.engine.native.families.parts import assembled, attention, mamba2, norm
 from agentcache.engine.native.layers import Block, GatedMLP, GatedNorm, Layer, Linear
-from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, softmax_of_best
 from agentcache.engine.native.rope import Rope
 
 if TYPE_CHECKING:
+    from agentcache.engine.native.model import NativeModel
     from agentcache.engine.native.weights import Weights
 
 __all__ = ["granite_hybrid"]
@@ -53,12 +53,11 @@ def granite_hybrid(config: Any, weights: Weights) -> NativeModel:
                 scale=scale,
             ),
         ]
-    embedding = model.get("embed_tokens.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "norm", width, eps),
-        head=head_of(config, weights, embedding),
+    return assembled(
+        config,
+        weights,
+        blocks,
+        eps,
         embedding_scale=config.embedding_multiplier,
         logits_scale=1 / config.logits_scaling,
     )

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from agentcache.engine.native.families.parts import (
     activation,
+    assembled,
     attention,
     gated_mlp,
-    head_of,
     norm,
 )
 from agentcache.engine.native.layers import Block, Layer, Linear
 from agentcache.engine.native.mamba1 import Mamba1
-from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, best_of_softmax
 from agentcache.engine.native.recurrence import Convolution
 
 if TYPE_CHECKING:
+    from agentcache.engine.native.model import NativeModel
     from agentcache.engine.native.weights import Weights
 
 __all__ = ["jamba"]
@@ -39,12 +39,12 @@ def jamba(config: Any, weights: Weights) -> NativeModel:
             Block(norm(layer, "input_layernorm", width, eps), mixer),
             Block(norm(layer, "pre_ff_layernorm", width, eps), feed_forward),
         ]
-    embedding = model.get("embed_tokens.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "final_layernorm", width, eps),
-        head=head_of(config, weights, embedding),
+    return assembled(
+        config,
+        weights,
+        blocks,
+        eps,
+        last_norm="final_layernorm",
     )
 
 

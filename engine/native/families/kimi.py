@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentcache.engine.native.delta import DeltaRule
-from agentcache.engine.native.families.parts import activation, gated_mlp, head_of, norm
+from agentcache.engine.native.families.parts import activation, assembled, gated_mlp, norm
 from agentcache.engine.native.kda import KDA
 from agentcache.engine.native.layers import Block, GatedNorm, Layer, Linear
 from agentcache.engine.native.mla import LatentAttention, LowRank
-from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
 from agentcache.engine.native.recurrence import Convolution
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from agentcache.engine.native.model import NativeModel
     from agentcache.engine.native.weights import Weights
 
 __all__ = ["kimi_linear"]
@@ -48,13 +48,7 @@ def kimi_linear(config: Any, weights: Weights) -> NativeModel:
             ),
             Block(norm(layer, "post_attention_layernorm", width, eps), mlp),
         ]
-    embedding = model.get("embed_tokens.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "norm", width, eps),
-        head=head_of(config, weights, embedding),
-    )
+    return assembled(config, weights, blocks, eps)
 
 
 def _kda(config: Any, weights: Weights, layer_idx: int) -> Layer:

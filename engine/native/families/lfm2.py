@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentcache.engine.native.families.parts import attention, head_of, norm
+from agentcache.engine.native.families.parts import assembled, attention, norm
 from agentcache.engine.native.layers import Block, GatedMLP, Layer, Linear
-from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
 from agentcache.engine.native.recurrence import Convolution
 from agentcache.engine.native.rope import Rope
 from agentcache.engine.native.short_conv import ShortConv
 
 if TYPE_CHECKING:
+    from agentcache.engine.native.model import NativeModel
     from agentcache.engine.native.weights import Weights
 
 __all__ = ["lfm2", "lfm2_moe"]
@@ -58,12 +58,12 @@ def _model(config: Any, weights: Weights, *, num_dense: int, middle: int) -> Nat
             Block(norm(layer, "operator_norm", width, eps), mixer),
             Block(norm(layer, "ffn_norm", width, eps), feed_forward),
         ]
-    embedding = model.get("embed_tokens.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "embedding_norm", width, eps),
-        head=head_of(config, weights, embedding),
+    return assembled(
+        config,
+        weights,
+        blocks,
+        eps,
+        last_norm="embedding_norm",
     )
 
 

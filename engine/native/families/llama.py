@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentcache.engine.native.families.parts import attention, gated_mlp, head_of, norm
+from agentcache.engine.native.families.parts import assembled, attention, gated_mlp, norm
 from agentcache.engine.native.layers import Block
-from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.rope import Rope
 from agentcache.types import Kind
 
 if TYPE_CHECKING:
+    from agentcache.engine.native.model import NativeModel
     from agentcache.engine.native.weights import Weights
 
 __all__ = ["gemma3", "llama", "qwen3"]
@@ -38,13 +38,7 @@ def _transformer(config: Any, weights: Weights, *, norms: float | None) -> Nativ
             Block(norm(layer, "input_layernorm", width, eps), mixer),
             Block(norm(layer, "post_attention_layernorm", width, eps), mlp),
         ]
-    embedding = model.get("embed_tokens.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "norm", width, eps),
-        head=head_of(config, weights, embedding),
-    )
+    return assembled(config, weights, blocks, eps)
 
 
 def gemma3(config: Any, weights: Weights) -> NativeModel:
@@ -72,12 +66,12 @@ def gemma3(config: Any, weights: Weights) -> NativeModel:
         ):
             norms = (norm(layer, name, width, eps, 1.0) for name in (before, after))
             blocks.append(Block(next(norms), inner, next(norms)))
-    embedding = model.get("embed_tokens.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "norm", width, eps, 1.0),
-        head=head_of(config, weights, embedding),
+    return assembled(
+        config,
+        weights,
+        blocks,
+        eps,
+        offset=1.0,
         embedding_scale=width**0.5,
         soft_cap=config.final_logit_softcapping,
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentcache.engine.native.families.parts import activation, attention, head_of, mamba2, norm
+from agentcache.engine.native.families.parts import activation, assembled, attention, mamba2, norm
 from agentcache.engine.native.layers import Block, GatedNorm, Layer, Linear, PlainMLP
-from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentcache.engine.native.model import NativeModel
     from agentcache.engine.native.weights import Weights
 
 __all__ = ["nemotron_h"]
@@ -25,12 +25,13 @@ def nemotron_h(config: Any, weights: Weights) -> NativeModel:
         layer = model.at("layers").at(i)
         part = _PARTS[kind](config, layer.at("mixer"), i)
         blocks.append(Block(norm(layer, "norm", width, eps), part))
-    embedding = model.get("embeddings.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "norm_f", width, eps),
-        head=head_of(config, weights, embedding),
+    return assembled(
+        config,
+        weights,
+        blocks,
+        eps,
+        embedding="embeddings",
+        last_norm="norm_f",
     )
 
 

@@ -11,16 +11,18 @@ from transformers.activations import ACT2FN
 from agentcache.engine.native.attention import Attention
 from agentcache.engine.native.layers import GatedMLP, GatedNorm, Linear, RMSNorm
 from agentcache.engine.native.mamba2 import Mamba2
+from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.recurrence import Convolution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
+    from agentcache.engine.native.layers import Block
     from agentcache.engine.native.weights import Weights
 
-__all__ = ["activation", "attention", "gated_mlp", "head_of", "mamba2", "norm"]
+__all__ = ["activation", "assembled", "attention", "gated_mlp", "head_of", "mamba2", "norm"]
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -109,6 +111,32 @@ def mamba2(
         head_dim=head_dim,
         num_groups=groups,
         state_dim=state_dim,
+    )
+
+
+def assembled(
+    config: Any,
+    weights: Weights,
+    blocks: Iterable[Block],
+    eps: float,
+    *,
+    embedding: str = "embed_tokens",
+    last_norm: str = "norm",
+    offset: float = 0.0,
+    **more: Any,
+) -> NativeModel:
+    """The whole model around its blocks: embedding, last norm and head, under `model.`.
+
+    eps, offset: of the norm. more: what `NativeModel` takes besides.
+    """
+    model, width = weights.at("model"), config.hidden_size
+    table = model.get(f"{embedding}.weight", config.vocab_size, width)
+    return NativeModel(
+        embedding=table,
+        blocks=tuple(blocks),
+        norm=norm(model, last_norm, width, eps, offset),
+        head=head_of(config, weights, table),
+        **more,
     )
 
 

@@ -9,13 +9,12 @@ import torch
 from agentcache.engine.native.delta import DeltaRule, GatedDelta
 from agentcache.engine.native.families.parts import (
     activation,
+    assembled,
     attention,
     gated_mlp,
-    head_of,
     norm,
 )
 from agentcache.engine.native.layers import Block, GatedNorm, Layer, Linear
-from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.moe import Experts, Opened, best_of_softmax, softmax_of_best
 from agentcache.engine.native.recurrence import Convolution
 from agentcache.engine.native.rope import Rope
@@ -23,6 +22,7 @@ from agentcache.engine.native.rope import Rope
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
+    from agentcache.engine.native.model import NativeModel
     from agentcache.engine.native.weights import Weights
 
 __all__ = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
@@ -76,12 +76,12 @@ def _model(
             Block(norm(layer, "input_layernorm", width, eps, 1.0), mixer),
             Block(norm(layer, "post_attention_layernorm", width, eps, 1.0), mlp),
         ]
-    embedding = model.get("embed_tokens.weight", config.vocab_size, width)
-    return NativeModel(
-        embedding=embedding,
-        blocks=tuple(blocks),
-        norm=norm(model, "norm", width, eps, 1.0),
-        head=head_of(config, weights, embedding),
+    return assembled(
+        config,
+        weights,
+        blocks,
+        eps,
+        offset=1.0,
     )
 
 
