@@ -48,7 +48,7 @@ def test_families_without_a_description_go_by_transformers(
 ) -> None:
     assert isinstance(make_backend(build("mamba2")), TransformersBackend)
     assert not caplog.records
-    with pytest.raises(UnsupportedModel, match="no native backend for 'mamba2'.*transformers"):
+    with pytest.raises(UnsupportedModel, match=r"no native backend for 'mamba2'.*transformers"):
         make_backend(build("mamba2"), "native")
 
 
@@ -59,7 +59,7 @@ def test_a_model_that_it_computes_wrongly_goes_by_transformers_and_that_is_said(
     (record,) = caplog.records
     assert "more slowly" in record.getMessage()
     assert "off by" in record.getMessage()
-    with pytest.raises(ModelError, match="off by .* take backend='transformers'"):
+    with pytest.raises(ModelError, match=r"off by .* take backend='transformers'"):
         make_backend(build("llama"), "native")
 
 
