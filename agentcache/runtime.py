@@ -15,7 +15,7 @@ from agentcache.engine.backends import check_backend_name, make_backend
 from agentcache.engine.chat import ChatFormat
 from agentcache.engine.loader import fingerprint, load_model
 from agentcache.engine.loop import Engine, Submission
-from agentcache.engine.threads import use_threads
+from agentcache.engine.threads import release_team, use_threads
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.weights import free_bytes
 from agentcache.errors import UnsupportedOption
@@ -164,6 +164,7 @@ class Runtime:
             seed=seed,
             drop_mismatches=on_mismatch == "drop",
         )
+        release_team()  # whoever loaded the model computes no more; the engine's thread does
 
     @classmethod
     def load(

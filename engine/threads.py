@@ -1,7 +1,8 @@
-"""How many threads torch computes with."""
+"""How many threads torch computes with, and for whom they are kept."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from agentcache.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["use_threads"]
+__all__ = ["release_team", "use_threads"]
 
 _CHOSEN_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -38,6 +39,26 @@ def use_threads(threads: int | None = None, environ: Mapping[str, str] = os.envi
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     return threads
+
+
+_SOFT_PAUSE = 1
+"""`omp_pause_soft` of OpenMP 5: what the calling thread keeps may be made anew when it is needed."""
+
+
+def release_team() -> bool:
+    """Let go of the threads that OpenMP keeps for the calling thread; False where it knows no way.
+
+    Each thread that computes has a team of its own, which stays when it is done. As soon as all
+    teams together have more threads than there are processors, GNU's OpenMP no longer waits for a
+    team's next piece of work but puts its threads to sleep each time: with a model that was loaded
+    on one thread and runs on another, every small operation costs a wake-up, and a decode step
+    nearly twice its time. The next operation of the calling thread makes it a new team.
+    """
+    try:
+        pause = ctypes.CDLL(None).omp_pause_resource_all
+    except (AttributeError, OSError, TypeError):  # no OpenMP, or one that shows nothing
+        return False
+    return bool(pause(_SOFT_PAUSE) == 0)
 
 
 def _torch_defaults() -> set[int]:

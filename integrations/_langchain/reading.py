@@ -11,7 +11,7 @@ import marshal
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from operator import eq
+from operator import eq, itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import (
@@ -46,6 +46,8 @@ _EXACT = 2
 equal types."""
 
 _MOST_TOOLS = 1024
+
+_content_of, _extras_of, _name_of = map(itemgetter, ("content", "additional_kwargs", "name"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,67 +129,57 @@ class _Print:
     """All that a list of messages is read from, frozen, in columns: so long lists are compared by a
     few steps that take no time for a single message.
 
-    rest: by place, of messages that hold more than a text; None where that cannot be told.
+    rest: what a message holds beside a text; b"" for nothing, and what is equal to nothing where
+    that cannot be told.
     """
 
     kinds: list[type]
     contents: list[Any]
     names: list[Any]
     answered: list[Any]
-    rest: dict[int, bytes | None]
+    rest: list[Any]
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage]) -> _Print:
         kinds = [*map(type, messages)]
         fields = [*map(vars, messages)]
-        contents = [each["content"] for each in fields]
-        places = [
-            i
-            for i, each in enumerate(fields)
-            if each["additional_kwargs"] or each.get("tool_calls") or each.get("invalid_tool_calls")
-        ]
-        if {*map(type, contents)} != {str} or not _KINDS.issuperset(kinds):
-            known = zip(kinds, contents, strict=True)
-            odd = [i for i, (k, c) in enumerate(known) if type(c) is not str or k not in _KINDS]
-            places = sorted({*places, *odd})
-            for place in odd:
-                contents[place] = None
-        return cls(
-            kinds,
-            contents,
-            [each["name"] for each in fields],
-            [each.get("tool_call_id") for each in fields],
-            {place: _frozen(kinds[place], fields[place]) for place in places},
-        )
+        contents = [*map(_content_of, fields)]
+        extras = [*map(_extras_of, fields)]
+        answered: list[Any] = [None] * len(kinds)
+        rest: list[Any] = [b""] * len(kinds)
+        said = not (_KINDS.issuperset(kinds) and {*map(type, contents)} <= {str})
+        for i, kind in enumerate(kinds):
+            if kind is HumanMessage:
+                pass
+            elif kind is ToolMessage:
+                answered[i] = fields[i]["tool_call_id"]
+            elif fields[i].get("tool_calls") or fields[i].get("invalid_tool_calls"):
+                rest[i] = _frozen(kind, fields[i])
+            if said or extras[i]:
+                rest[i] = _frozen(kind, fields[i])
+                if type(contents[i]) is not str:
+                    contents[i] = None
+        return cls(kinds, contents, [*map(_name_of, fields)], answered, rest)
 
     def num_same(self, other: _Print) -> int:
         """How many leading messages are known to be the same."""
-        num = min(
+        return min(
             _num_equal(self.kinds, other.kinds),
-            _num_equal(self.contents, other.contents),
-            _num_equal(self.names, other.names),
+            _num_equal(self.rest, other.rest),
             _num_equal(self.answered, other.answered),
+            _num_equal(self.names, other.names),
+            _num_equal(self.contents, other.contents),
         )
-        for place in sorted(self.rest.keys() | other.rest.keys()):
-            if place >= num:
-                break
-            own = self.rest.get(place)
-            if own is None or own != other.rest.get(place):
-                return place
-        return num
 
     def after(self, known: _Print, same: int) -> _Print:
         """The same, made of the values in `known` as far as they are the same: so texts that are
         made anew for each call are not kept beside those that were read."""
-        before, after = known.rest.items(), self.rest.items()
-        rest = {place: own for place, own in before if place < same}
-        rest |= {place: own for place, own in after if place >= same}
         return _Print(
             known.kinds[:same] + self.kinds[same:],
             known.contents[:same] + self.contents[same:],
             known.names[:same] + self.names[same:],
             known.answered[:same] + self.answered[same:],
-            rest,
+            known.rest[:same] + self.rest[same:],
         )
 
 
@@ -199,10 +191,10 @@ def _num_equal(a: list[Any], b: list[Any]) -> int:
     return next(i for i, each in enumerate(map(eq, a, b)) if not each)
 
 
-def _frozen(kind: type, fields: dict[str, Any]) -> bytes | None:
-    """What a message says beside a plain text; None where that cannot be told."""
+def _frozen(kind: type, fields: dict[str, Any]) -> object:
+    """What a message says beside a plain text; equal to nothing where that cannot be told."""
     if kind not in _KINDS:
-        return None
+        return object()
     content, extra = fields["content"], fields["additional_kwargs"]
     said = (
         None if type(content) is str else content,
@@ -213,10 +205,10 @@ def _frozen(kind: type, fields: dict[str, Any]) -> bytes | None:
     try:
         return marshal.dumps(said, _EXACT)
     except ValueError:  # a value that is no plain JSON
-        return None
+        return object()
 
 
-_NOTHING = _Known(_Print([], [], [], [], {}), [], ReadList([], (), 0))
+_NOTHING = _Known(_Print([], [], [], [], []), [], ReadList([], (), 0))
 
 
 class ToolReader:
