@@ -1,9 +1,21 @@
-"""The compiled page allocator. Optional: without a C compiler the reference in Python serves."""
+"""The compiled parts. Optional: without a C compiler their references in Python serve.
+
+`_rows` is compiled for OpenMP but linked to no library of it: it takes the one that torch brings,
+so that both share one team of threads.
+"""
 
 from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        Extension("agentcache.pools._pages", ["agentcache/pools/_pages.pyx"], optional=True)
+        Extension("agentcache.pools._pages", ["agentcache/pools/_pages.pyx"], optional=True),
+        Extension(
+            "agentcache.kernels._rows",
+            ["agentcache/kernels/_rows.pyx"],
+            depends=["agentcache/kernels/_rows.h"],
+            extra_compile_args=["-O3", "-fopenmp", "-Wno-psabi"],
+            libraries=["m"],
+            optional=True,
+        ),
     ]
 )

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agentcache.kernels import rows
 from agentcache.kernels.paged_attention import segment_attention
 from agentcache.types import Kind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentcache.engine.native.layers import Linear, RMSNorm
+    from agentcache.engine.native.layers import RMSNorm
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
     from agentcache.engine.native.rope import Rope
 
@@ -52,7 +54,19 @@ class Attention:
         places.store(keys, k)
         places.store(values, v)
         out = torch.empty_like(q)
-        for bounds, runs in zip(tokens.bounds, places.history, strict=True):
+        steps = 0 if tokens.exact or not rows.IS_COMPILED else tokens.steps
+        if steps:
+            out[:steps] = rows.attend(
+                q[:steps],
+                keys,
+                values,
+                places.of_steps,
+                scale=self.scale,
+                sinks=self.sinks,
+                soft_cap=self.soft_cap,
+            )
+        seen = zip(tokens.bounds[steps:], places.history[steps:], strict=True)
+        for bounds, runs in seen:
             history = [(keys[at : at + num], values[at : at + num]) for at, num in runs]
             if tokens.exact and history:
                 history = [(torch.cat([h[0] for h in history]), torch.cat([h[1] for h in history]))]

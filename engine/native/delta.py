@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentcache.engine.native.layers import GatedNorm, Linear
+    from agentcache.engine.native.layers import GatedNorm
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
     from agentcache.engine.native.recurrence import Convolution
 

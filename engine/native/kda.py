@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentcache.engine.native.delta import DeltaRule
-    from agentcache.engine.native.layers import GatedNorm, Linear
+    from agentcache.engine.native.layers import GatedNorm
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
 
 __all__ = ["KDA"]

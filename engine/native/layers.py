@@ -1,4 +1,4 @@
-"""What every family is put together from: linear maps, norms, feed-forward, residual blocks."""
+"""What every family is put together from: norms, feed-forward, residual blocks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
+from agentcache.kernels import rows
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
-    from agentcache.engine.native.weights import Weights
 
-__all__ = ["Block", "GatedMLP", "GatedNorm", "Layer", "Linear", "Parallel", "PlainMLP", "RMSNorm"]
+__all__ = ["Block", "GatedMLP", "GatedNorm", "Layer", "Parallel", "PlainMLP", "RMSNorm"]
 
 
 class Layer(Protocol):
@@ -25,85 +27,19 @@ class Layer(Protocol):
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor: ...
 
 
-class Linear:
-    """`(x @ weight.T + bias) * scale`; weight [out, in], bias and scale [out].
-
-    float32 weights lie transposed in memory: products of a few rows go several times faster so, and
-    those of one row and of hundreds no slower.
-    """
-
-    __slots__ = ("bias", "scale", "weight")
-
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        shared: bool = False,
-        scale: Tensor | None = None,
-    ) -> None:
-        if weight.dtype == torch.float32 and weight.device.type == "cpu" and not shared:
-            weight = weight.t().contiguous().t()
-        self.weight = weight
-        self.bias = bias
-        self.scale = scale
-
-    @classmethod
-    def of(cls, weights: Weights, name: str, out: int, width: int) -> Linear:
-        """By its name in a checkpoint."""
-        part = weights.at(name)
-        return cls(part.get("weight", out, width), part.maybe("bias", out))
-
-    @classmethod
-    def joined(cls, weights: Weights, sizes: dict[str, int], width: int) -> Linear:
-        """Several maps of one input as one; sizes: their outputs, by name."""
-        parts = [weights.at(name).get("weight", out, width) for name, out in sizes.items()]
-        biases = [weights.at(name).maybe("bias", out) for name, out in sizes.items()]
-        bias = None
-        if any(part is not None for part in biases):
-            bias = torch.cat(
-                [
-                    parts[i].new_zeros(len(parts[i])) if part is None else part
-                    for i, part in enumerate(biases)
-                ]
-            )
-        return cls(torch.cat(parts), bias)
-
-    def scaled(self, *factors: tuple[int, float]) -> Linear:
-        """With a factor on each so many of the outputs, bias included.
-
-        float32 weights take them in; narrower ones would lose by it and keep them beside.
-        """
-        if all(factor == 1 for _, factor in factors):
-            return self
-        scale = torch.cat([torch.full((num,), float(factor)) for num, factor in factors])
-        scale = scale.to(self.weight.device)
-        if self.scale is not None:
-            scale = scale * self.scale
-        if self.weight.dtype != torch.float32:
-            return Linear(self.weight, self.bias, scale=scale)
-        bias = None if self.bias is None else self.bias * scale
-        return Linear(self.weight * scale[:, None], bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        is_row = len(x) == 1 and x.dim() == 2
-        if is_row and self.weight.dtype == torch.float32 and self.scale is None:
-            y = torch.mv(self.weight, x[0])
-            return (y if self.bias is None else y.add_(self.bias))[None]
-        y = F.linear(x, self.weight, self.bias)
-        return y if self.scale is None else (y * self.scale).to(y.dtype)
-
-
 class RMSNorm:
     """`x / rms(x) * weight`, in float32. offset: what is added to the weight (gemma: 1)."""
 
-    __slots__ = ("eps", "weight")
+    __slots__ = ("_wide", "eps", "weight")
 
     def __init__(self, weight: Tensor, eps: float, *, offset: float = 0.0) -> None:
         self.weight = weight if offset == 0 else weight.float() + offset
         self.eps = eps
+        self._wide = self.weight.float() if rows.takes(weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._wide is not None:
+            return rows.rms_norm(x, self._wide, self.eps)
         if self.weight.dtype == x.dtype:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         y = F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
@@ -127,13 +63,24 @@ class GatedNorm:
         gate_after: bool = False,
         act: Callable[[Tensor], Tensor] = F.silu,
     ) -> None:
-        self.weight = weight
+        self.weight = weight.float()
         self.eps = eps
         self.groups = groups
         self.gate_after = gate_after
         self.act = act
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Of [N, width], or of [N, heads, width] with a norm of each head; y may be overwritten."""
+        if self.act is F.silu and y.dim() == 2 and rows.takes(y, gate):
+            wide = rows.gate(
+                y.float(),
+                gate,
+                self.weight,
+                eps=self.eps,
+                groups=self.groups,
+                norm_before_gate=self.gate_after,
+            )
+            return wide.to(y.dtype)
         dtype, opened = y.dtype, self.act(gate.float())
         x = y.float() if self.gate_after else y.float() * opened
         parts = x.unflatten(-1, (self.groups, -1))
@@ -152,7 +99,10 @@ class GatedMLP:
         self._act = act
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
-        gate, up = self._up(x).chunk(2, -1)
+        both = self._up(x)
+        if self._act is F.silu and rows.takes(both):
+            return self._down(rows.silu_mul(both))
+        gate, up = both.chunk(2, -1)
         return self._down(self._act(gate).mul_(up))
 
 

@@ -15,7 +15,8 @@ from agentcache.kernels.selective_scan import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentcache.engine.native.layers import Linear, RMSNorm
+    from agentcache.engine.native.layers import RMSNorm
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
     from agentcache.engine.native.recurrence import Convolution
 

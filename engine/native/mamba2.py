@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 
 from agentcache.engine.native.recurrence import advance
+from agentcache.kernels import rows
+from agentcache.kernels.mamba2_step import mamba2_step
 from agentcache.kernels.ssd_scan import ScanResult, ssd_scan
 from agentcache.kernels.state_update import state_update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentcache.engine.native.layers import GatedNorm, Linear
-    from agentcache.engine.native.packing import Pass
+    from agentcache.engine.native.layers import GatedNorm
+    from agentcache.engine.native.linear import Linear
+    from agentcache.engine.native.packing import Pass, Runs
     from agentcache.engine.native.recurrence import Convolution
 
 __all__ = ["Mamba2"]
@@ -44,12 +48,42 @@ class Mamba2:
     state_dim: int
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
+        projected = self.project(x)
+        if not tokens.steps or not rows.IS_COMPILED:
+            y = self._scan(projected, tokens)
+        else:
+            y = self._step_all(projected[: tokens.steps], tokens)
+            if tokens.runs:
+                others = self._scan(projected[tokens.steps :], tokens.behind_steps)
+                y = torch.cat([y, others.float()])
+        gate = projected[:, : self.num_heads * self.head_dim]
+        y = rows.gate(y, gate) if self.norm is None else self.norm(y, gate)
+        return self.out(y.to(x.dtype))
+
+    def _step_all(self, projected: Tensor, tokens: Pass) -> Tensor:
+        """Outputs, before their gate, of the spans of one token."""
+        state = tokens.pools.state
+        return mamba2_step(
+            projected,
+            state[self.layer_idx, "conv"],
+            state[self.layer_idx, "recurrent"],
+            tokens.step_rows,
+            taps=self.conv.wide_weight,
+            bias=self.conv.wide_bias,
+            dt_bias=self.dt_bias,
+            dt_limits=self.dt_limits,
+            A=self.A,
+            D=self.D,
+            num_groups=self.num_groups,
+        )
+
+    def _scan(self, projected: Tensor, tokens: Pass | Runs) -> Tensor:
+        """Outputs, before their gate."""
         width, groups = self.num_heads * self.head_dim, self.num_groups * self.state_dim
-        sizes = [width, self.conv.num_channels, self.num_heads]
-        gate, mixed, dt = self.project(x).split(sizes, -1)
+        _, mixed, dt = projected.split([width, self.conv.num_channels, self.num_heads], -1)
         dt = F.softplus(dt.float() + self.dt_bias).clamp_(*self.dt_limits)
         x, b, c = self.conv(mixed, tokens).split([width, groups, groups], -1)
-        y = advance(
+        return advance(
             tokens,
             self.layer_idx,
             "recurrent",
@@ -60,7 +94,6 @@ class Mamba2:
             b.unflatten(-1, (self.num_groups, self.state_dim)),
             c.unflatten(-1, (self.num_groups, self.state_dim)),
         ).flatten(1)
-        return self.out(y * F.silu(gate) if self.norm is None else self.norm(y, gate))
 
     def _step(self, state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return state_update(state, x, dt, self.A, b, c, D=self.D)

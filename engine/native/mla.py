@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentcache.engine.native.layers import Linear, RMSNorm
+    from agentcache.engine.native.layers import RMSNorm
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
 
 __all__ = ["LatentAttention", "LowRank"]

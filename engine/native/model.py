@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentcache.engine.native.layers import Block, Linear, RMSNorm
+    from agentcache.engine.native.layers import Block, RMSNorm
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
 
 __all__ = ["NativeModel"]

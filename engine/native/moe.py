@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentcache.engine.native.layers import Layer, Linear
+    from agentcache.engine.native.layers import Layer
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
 
 __all__ = ["Experts", "Opened", "best_by_sigmoid", "best_of_softmax", "softmax_of_best"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from agentcache.kernels.rows import KeyRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentcache.engine.backend import Batch, Capture, Span
+    from agentcache.pools.tensors import TensorPools
 
 __all__ = ["KVPlaces", "Pass", "Run"]
 
@@ -35,13 +38,20 @@ class Run:
         return tuple(capture.length - self.span.start for capture in self.inside)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KVPlaces:
     """Where one kind of KV lies. slots: of the new tokens [N], or their start where they are
-    neighbours. history: per span the runs (start, length) that its first token sees."""
+    neighbours. history: per span the runs (start, length) that its first token sees. own: of the
+    spans of one token that token's slot."""
 
     slots: Tensor | int
     history: tuple[tuple[tuple[int, int], ...], ...]
+    own: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def of_steps(self) -> KeyRuns:
+        """All that the spans of one token see."""
+        return KeyRuns.of([[*seen, own] for seen, own in zip(self.history, self.own, strict=False)])
 
     def store(self, target: Tensor, new: Tensor) -> None:
         """Write [N, heads, dim] into the new tokens' slots of `target` [slots, heads, dim]."""
@@ -49,6 +59,19 @@ class KVPlaces:
             target[self.slots : self.slots + len(new)] = new
         else:
             target.index_copy_(0, self.slots, new.to(target.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What is left of a pass without its spans of one token."""
+
+    pools: TensorPools
+    runs: tuple[Run, ...]
+    steps: int = 0
+
+    @property
+    def rows(self) -> list[int]:
+        return []
 
 
 class Pass:
@@ -97,6 +120,20 @@ class Pass:
         return self._made[key]
 
     @cached_property
+    def step_rows(self) -> Tensor:
+        """Rows of the spans of one token, [steps] int64."""
+        return torch.tensor([span.row for span in self.spans[: self.steps]], dtype=torch.int64)
+
+    @cached_property
+    def behind_steps(self) -> Runs:
+        """The spans of several tokens alone, whose tokens begin with the first of theirs."""
+        runs = (
+            replace(run, at=slice(run.at.start - self.steps, run.at.stop - self.steps))
+            for run in self.runs
+        )
+        return Runs(self.pools, tuple(runs))
+
+    @cached_property
     def rows(self) -> slice | list[int]:
         """Rows of the spans of one token; a slice where they are neighbours in order."""
         rows = [span.row for span in self.spans[: self.steps]]
@@ -131,7 +168,8 @@ class Pass:
             first = 0 if window is None else max(0, span.start + 1 - window)
             history.append(tuple(pages.runs(first, span.start)))
             fresh.extend(pages.runs(span.start, span.stop))
+        own = tuple(fresh[: self.steps])  # a token lies in one run
         if len(fresh) == 1:
-            return KVPlaces(fresh[0][0], tuple(history))
+            return KVPlaces(fresh[0][0], tuple(history), own)
         slots = torch.cat([torch.arange(at, at + num) for at, num in fresh])
-        return KVPlaces(slots.to(self.ids.device), tuple(history))
+        return KVPlaces(slots.to(self.ids.device), tuple(history), own)

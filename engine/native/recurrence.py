@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentcache.engine.native.packing import Pass
+    from agentcache.engine.native.packing import Pass, Runs
     from agentcache.engine.native.weights import Weights
     from agentcache.kernels.causal_conv1d import Activation, ConvResult
 
@@ -36,7 +37,7 @@ class Moved(Protocol):
 
 
 def advance(
-    tokens: Pass,
+    tokens: Pass | Runs,
     layer_idx: int,
     name: str,
     step: Callable[..., Tensor],
@@ -66,7 +67,7 @@ def advance(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Convolution:
     """A causal convolution of each channel by itself, over its state "conv" [C, K - 1].
 
@@ -93,11 +94,21 @@ class Convolution:
         bias = weights.maybe("bias", num_channels)
         return cls(layer_idx=layer_idx, weight=weight, bias=bias, activation=activation)
 
+    @cached_property
+    def wide_weight(self) -> Tensor:
+        """The weight in float32."""
+        return self.weight.float()
+
+    @cached_property
+    def wide_bias(self) -> Tensor | None:
+        """The bias in float32."""
+        return None if self.bias is None else self.bias.float()
+
     @property
     def num_channels(self) -> int:
         return len(self.weight)
 
-    def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
+    def __call__(self, x: Tensor, tokens: Pass | Runs) -> Tensor:
         """[N, C] to [N, C]."""
         return advance(tokens, self.layer_idx, "conv", self._step, self._extend, x)
 

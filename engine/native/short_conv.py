@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentcache.engine.native.layers import Linear
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
     from agentcache.engine.native.recurrence import Convolution
 

@@ -12,7 +12,8 @@ from agentcache.engine.native.families.parts import (
     mamba2,
     norm,
 )
-from agentcache.engine.native.layers import Block, GatedMLP, GatedNorm, Linear, Parallel
+from agentcache.engine.native.layers import Block, GatedMLP, GatedNorm, Parallel
+from agentcache.engine.native.linear import Linear
 from agentcache.engine.native.rope import Rope
 
 if TYPE_CHECKING:

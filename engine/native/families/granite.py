@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch.nn.functional as F
 
 from agentcache.engine.native.families.parts import assembled, attention, mamba2, norm
-from agentcache.engine.native.layers import Block, GatedMLP, GatedNorm, Layer, Linear
+from agentcache.engine.native.layers import Block, GatedMLP, GatedNorm, Layer
+from agentcache.engine.native.linear import Linear
 from agentcache.engine.native.moe import Experts, softmax_of_best
 from agentcache.engine.native.rope import Rope
 

@@ -11,7 +11,8 @@ from agentcache.engine.native.families.parts import (
     gated_mlp,
     norm,
 )
-from agentcache.engine.native.layers import Block, Layer, Linear
+from agentcache.engine.native.layers import Block, Layer
+from agentcache.engine.native.linear import Linear
 from agentcache.engine.native.mamba1 import Mamba1
 from agentcache.engine.native.moe import Experts, best_of_softmax
 from agentcache.engine.native.recurrence import Convolution

@@ -9,7 +9,8 @@ import torch
 from agentcache.engine.native.delta import DeltaRule
 from agentcache.engine.native.families.parts import activation, assembled, gated_mlp, norm
 from agentcache.engine.native.kda import KDA
-from agentcache.engine.native.layers import Block, GatedNorm, Layer, Linear
+from agentcache.engine.native.layers import Block, GatedNorm, Layer
+from agentcache.engine.native.linear import Linear
 from agentcache.engine.native.mla import LatentAttention, LowRank
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
 from agentcache.engine.native.recurrence import Convolution

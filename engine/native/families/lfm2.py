@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentcache.engine.native.families.parts import assembled, attention, norm
-from agentcache.engine.native.layers import Block, GatedMLP, Layer, Linear
+from agentcache.engine.native.layers import Block, GatedMLP, Layer
+from agentcache.engine.native.linear import Linear
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
 from agentcache.engine.native.recurrence import Convolution
 from agentcache.engine.native.rope import Rope

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentcache.engine.native.families.parts import activation, assembled, attention, mamba2, norm
-from agentcache.engine.native.layers import Block, GatedNorm, Layer, Linear, PlainMLP
+from agentcache.engine.native.layers import Block, GatedNorm, Layer, PlainMLP
+from agentcache.engine.native.linear import Linear
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
 
 if TYPE_CHECKING:

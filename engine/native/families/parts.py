@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from transformers.activations import ACT2FN
 
 from agentcache.engine.native.attention import Attention
-from agentcache.engine.native.layers import GatedMLP, GatedNorm, Linear, RMSNorm
+from agentcache.engine.native.layers import GatedMLP, GatedNorm, RMSNorm
+from agentcache.engine.native.linear import Linear
 from agentcache.engine.native.mamba2 import Mamba2
 from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.recurrence import Convolution

@@ -14,7 +14,8 @@ from agentcache.engine.native.families.parts import (
     gated_mlp,
     norm,
 )
-from agentcache.engine.native.layers import Block, GatedNorm, Layer, Linear
+from agentcache.engine.native.layers import Block, GatedNorm, Layer
+from agentcache.engine.native.linear import Linear
 from agentcache.engine.native.moe import Experts, Opened, best_of_softmax, softmax_of_best
 from agentcache.engine.native.recurrence import Convolution
 from agentcache.engine.native.rope import Rope

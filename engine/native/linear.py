@@ -1,0 +1,93 @@
+"""Linear maps, whatever their weights are kept as."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from agentcache.kernels import rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentcache.engine.native.weights import Weights
+
+__all__ = ["Linear"]
+
+
+class Linear:
+    """`(x @ weight.T + bias) * scale`; weight [out, in], bias and scale [out].
+
+    On a CPU a few rows are computed by kernels of our own, which read each weight once. More rows
+    are PyTorch's, in float32 also where weights are narrower: its products of 16 bits take several
+    times as long on CPUs without instructions for them. Without the compiled kernels float32
+    weights lie transposed in memory, with which PyTorch's products of a few rows take less long.
+    """
+
+    __slots__ = ("_few", "bias", "scale", "weight")
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        shared: bool = False,
+        scale: Tensor | None = None,
+    ) -> None:
+        self._few = rows.takes(weight)
+        if self._few:
+            weight = weight.contiguous()
+        elif weight.dtype == torch.float32 and weight.device.type == "cpu" and not shared:
+            weight = weight.t().contiguous().t()
+        self.weight = weight
+        self.bias = bias.float() if self._few and bias is not None else bias
+        self.scale = scale
+
+    @classmethod
+    def of(cls, weights: Weights, name: str, out: int, width: int) -> Linear:
+        """By its name in a checkpoint."""
+        part = weights.at(name)
+        return cls(part.get("weight", out, width), part.maybe("bias", out))
+
+    @classmethod
+    def joined(cls, weights: Weights, sizes: dict[str, int], width: int) -> Linear:
+        """Several maps of one input as one; sizes: their outputs, by name."""
+        parts = [weights.at(name).get("weight", out, width) for name, out in sizes.items()]
+        biases = [weights.at(name).maybe("bias", out) for name, out in sizes.items()]
+        bias = None
+        if any(part is not None for part in biases):
+            bias = torch.cat(
+                [
+                    parts[i].new_zeros(len(parts[i])) if part is None else part
+                    for i, part in enumerate(biases)
+                ]
+            )
+        return cls(torch.cat(parts), bias)
+
+    def scaled(self, *factors: tuple[int, float]) -> Linear:
+        """With a factor on each so many of the outputs, bias included.
+
+        float32 weights take them in; narrower ones would lose by it and keep them beside.
+        """
+        if all(factor == 1 for _, factor in factors):
+            return self
+        scale = torch.cat([torch.full((num,), float(factor)) for num, factor in factors])
+        scale = scale.to(self.weight.device)
+        if self.scale is not None:
+            scale = scale * self.scale
+        if self.weight.dtype != torch.float32:
+            return Linear(self.weight, self.bias, scale=scale)
+        bias = None if self.bias is None else self.bias * scale
+        return Linear(self.weight * scale[:, None], bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._few:
+            if x.shape[0] <= rows.MOST_ROWS:
+                return rows.linear(x, self.weight, bias=self.bias, scale=self.scale)
+            if self.weight.dtype != torch.float32:
+                y = F.linear(x.float(), self.weight.float(), self.bias)
+                return (y if self.scale is None else y.mul_(self.scale)).to(x.dtype)
+        y = F.linear(x, self.weight, self.bias)
+        return y if self.scale is None else (y * self.scale).to(y.dtype)

@@ -1,0 +1,572 @@
+/* Inner loops for a few rows at a time, as in a decode step: bound by what they read, so each
+   weight and each state is read once, and what surrounds a product is done in the same pass.
+
+   Sums run in an order that depends on no thread and on no other row. Numbers of 16 bits are
+   bfloat16. Needs GCC's or Clang's vector extensions; one build holds code for several
+   generations of x86-64, of which the loader takes the best. */
+#ifndef AGENTCACHE_ROWS_H
+#define AGENTCACHE_ROWS_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(64)));
+typedef float vf8 __attribute__((vector_size(32)));
+typedef float vf4 __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+typedef int16_t vs __attribute__((vector_size(32)));
+typedef int8_t vb __attribute__((vector_size(16)));
+
+enum { LANES = 16 };
+enum kind { F32 = 0, BF16 = 1, I8 = 2 };
+
+/* ---- one number, sixteen numbers ---- */
+
+INLINE float widen(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
+INLINE uint16_t narrow(float x) { /* to the nearest, ties to even; NaN stays one */
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 64);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE float get(const void *p, int64_t i, int kind) {
+    if (kind == F32) return ((const float *)p)[i];
+    if (kind == BF16) return widen(((const uint16_t *)p)[i]);
+    return (float)((const int8_t *)p)[i];
+}
+
+INLINE void put(void *p, int64_t i, int kind, float x) {
+    if (kind == F32) ((float *)p)[i] = x;
+    else ((uint16_t *)p)[i] = narrow(x);
+}
+
+INLINE vf load(const void *p, int64_t i, int kind) {
+    if (kind == F32) {
+        vf v;
+        memcpy(&v, (const float *)p + i, 64);
+        return v;
+    }
+    if (kind == BF16) {
+        vh h;
+        memcpy(&h, (const uint16_t *)p + i, 32);
+        vu u = __builtin_convertvector(h, vu) << 16;
+        return (vf)u;
+    }
+    vb b;
+    memcpy(&b, (const int8_t *)p + i, 16);
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(b, vs), vi), vf);
+}
+
+INLINE const void *at(const void *p, int64_t i, int kind) {
+    return (const char *)p + i * (kind == F32 ? 4 : kind == BF16 ? 2 : 1);
+}
+
+INLINE void store(float *p, vf v) { memcpy(p, &v, 64); }
+
+INLINE float sum(vf v) {
+    vf8 a, b;
+    memcpy(&a, &v, 32);
+    memcpy(&b, (const char *)&v + 32, 32);
+    a += b;
+    vf4 c, d;
+    memcpy(&c, &a, 16);
+    memcpy(&d, (const char *)&a + 16, 16);
+    c += d;
+    return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+INLINE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+/* a where the sign of `by` is set, else b. GCC 12 takes comparisons of vectors apart, not shifts. */
+INLINE vf choose(vf by, vf a, vf b) {
+    vi mask = (vi)by >> 31;
+    return (vf)(((vi)a & mask) | ((vi)b & ~mask));
+}
+
+/* e^x by 2^n times a polynomial of the rest (Cephes' expf), within 2 units in the last place; NaN
+   of infinities. */
+INLINE vf vexp(vf given) {
+    const vf zero = given - given, hi = zero + 88.3762626647949f, lo = zero - 87.3365478515625f;
+    vf x = choose(hi - given, hi, given);
+    x = choose(x - lo, lo, x);
+    vf n = x * 1.44269504088896341f;
+    vf half = (vf)(((vi)n & (int32_t)0x80000000) | (int32_t)0x3f000000);
+    vi whole = __builtin_convertvector(n + half, vi);
+    vf f = __builtin_convertvector(whole, vf);
+    vf r = x - f * 0.693359375f;
+    r = r + f * 2.12194440e-4f;
+    vf p = r * 1.9875691500E-4f + 1.3981999507E-3f;
+    p = p * r + 8.3334519073E-3f;
+    p = p * r + 4.1665795894E-2f;
+    p = p * r + 1.6666665459E-1f;
+    p = p * r + 5.0000001201E-1f;
+    vf y = p * (r * r) + r + 1.0f;
+    vi scale = (whole + 127) << 23;
+    return y * (vf)scale + zero;
+}
+
+INLINE vf vsilu(vf x) { return x / (1.0f + vexp(-x)); }
+
+/* ---- products: y[r][o] = (sum_i x[r][i] w[o][i] * wscale[o] + bias[o]) * scale[o] ---- */
+
+typedef struct {
+    const float *x; /* [rows, in] */
+    const void *w;  /* [out, in] */
+    const float *wscale, *bias, *scale; /* [out], or NULL for none */
+    void *y;        /* [rows, out] */
+    int64_t rows, in, out, first; /* first: output of y that is number 0 here */
+    int kind, y_kind;
+} product;
+
+INLINE void finish(const product *p, int64_t r, int64_t o, float s) {
+    if (p->wscale) s *= p->wscale[o];
+    if (p->bias) s += p->bias[o];
+    if (p->scale) s *= p->scale[o];
+    put(p->y, r * p->out + p->first + o, p->y_kind, s);
+}
+
+#define TILE(NUM_R, NUM_O, AHEAD, R)                                                              \
+    do {                                                                                          \
+        vf acc[NUM_R][NUM_O];                                                                     \
+        for (int a = 0; a < NUM_R; a++)                                                           \
+            for (int b = 0; b < NUM_O; b++) acc[a][b] = (vf){0};                                  \
+        int64_t i = 0;                                                                            \
+        for (; i + LANES <= p->in; i += LANES) {                                                  \
+            vf wv[NUM_O];                                                                         \
+            for (int b = 0; b < NUM_O; b++) {                                                     \
+                wv[b] = load(p->w, (o + b) * p->in + i, kind);                                    \
+                if (AHEAD) __builtin_prefetch(at(p->w, (o + NUM_O + b) * p->in + i, kind));       \
+            }                                                                                     \
+            for (int a = 0; a < NUM_R; a++) {                                                     \
+                vf xv = load(p->x, (R + a) * p->in + i, F32);                                     \
+                for (int b = 0; b < NUM_O; b++) acc[a][b] += xv * wv[b];                          \
+            }                                                                                     \
+        }                                                                                         \
+        for (int a = 0; a < NUM_R; a++)                                                           \
+            for (int b = 0; b < NUM_O; b++) {                                                     \
+                float s = sum(acc[a][b]);                                                         \
+                for (int64_t j = i; j < p->in; j++)                                               \
+                    s += p->x[(R + a) * p->in + j] * get(p->w, (o + b) * p->in + j, kind);        \
+                finish(p, R + a, o + b, s);                                                       \
+            }                                                                                     \
+    } while (0)
+
+/* With the first rows the next weights are called for, which the others find near by. */
+#define TILES(NUM_O)                                                                              \
+    do {                                                                                          \
+        int64_t r = p->rows < 4 ? 0 : 4;                                                          \
+        if (r) TILE(4, NUM_O, 1, 0);                                                              \
+        for (; r + 4 <= p->rows; r += 4) TILE(4, NUM_O, 0, r);                                    \
+        switch (p->rows - r) {                                                                    \
+        case 3: TILE(3, NUM_O, 1, r); break;                                                      \
+        case 2: TILE(2, NUM_O, 1, r); break;                                                      \
+        case 1: TILE(1, NUM_O, 1, r); break;                                                      \
+        }                                                                                         \
+    } while (0)
+
+INLINE void outputs(const product *p, int64_t from, int64_t to, int kind) {
+    int64_t o = from;
+    for (; o + 4 <= to; o += 4) TILES(4);
+    for (; o < to; o++) TILES(1);
+}
+
+enum { WIDENED = 4096 };
+
+/* For more rows than one tile has, four outputs' weights are made float32 once. */
+INLINE void widened_outputs(const product *p, int64_t from, int64_t to, int kind) {
+    float wide[4 * WIDENED];
+    int64_t in = p->in;
+    if (p->rows <= 4 || in > WIDENED) {
+        outputs(p, from, to, kind);
+        return;
+    }
+    product part = *p;
+    part.w = wide;
+    for (int64_t o = from; o < to; o += 4) {
+        int64_t num = to - o < 4 ? to - o : 4, i = 0;
+        for (; i + LANES <= num * in; i += LANES) store(wide + i, load(p->w, o * in + i, kind));
+        for (; i < num * in; i++) wide[i] = get(p->w, o * in + i, kind);
+        part.wscale = p->wscale ? p->wscale + o : NULL;
+        part.bias = p->bias ? p->bias + o : NULL;
+        part.scale = p->scale ? p->scale + o : NULL;
+        part.first = p->first + o;
+        outputs(&part, 0, num, F32);
+    }
+}
+
+CLONES static void outputs_f32(const product *p, int64_t from, int64_t to) {
+    outputs(p, from, to, F32);
+}
+CLONES static void outputs_bf16(const product *p, int64_t from, int64_t to) {
+    widened_outputs(p, from, to, BF16);
+}
+CLONES static void outputs_i8(const product *p, int64_t from, int64_t to) {
+    widened_outputs(p, from, to, I8);
+}
+
+static void product_part(const product *p, int64_t from, int64_t to) {
+    if (p->kind == F32) outputs_f32(p, from, to);
+    else if (p->kind == BF16) outputs_bf16(p, from, to);
+    else outputs_i8(p, from, to);
+}
+
+/* Work below this many multiplications is done sooner than a second thread has heard of it. */
+enum { WORTH_THREADS = 1 << 15 };
+
+static void run_product(const product *p, int threads) {
+    if (threads < 2 || p->rows * p->in * p->out < WORTH_THREADS) {
+        product_part(p, 0, p->out);
+        return;
+    }
+    int64_t blocks = (p->out + 3) / 4;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int t = 0; t < threads; t++) {
+        int64_t from = 4 * (blocks * t / threads), to = 4 * (blocks * (t + 1) / threads);
+        product_part(p, from, to < p->out ? to : p->out);
+    }
+}
+
+CLONES static void widen_all(const void *x, float *y, int64_t num) {
+    int64_t i = 0;
+    for (; i + LANES <= num; i += LANES) store(y + i, load(x, i, BF16));
+    for (; i < num; i++) y[i] = get(x, i, BF16);
+}
+
+/* ---- norms and gates of rows ---- */
+
+INLINE float mean_square(const void *x, int64_t num, int kind) {
+    vf acc = {0};
+    int64_t i = 0;
+    for (; i + LANES <= num; i += LANES) {
+        vf v = load(x, i, kind);
+        acc += v * v;
+    }
+    float s = sum(acc);
+    for (; i < num; i++) s += get(x, i, kind) * get(x, i, kind);
+    return s / (float)num;
+}
+
+INLINE void norm_row(const void *x, const float *weight, void *y, int64_t num, float eps, int kind) {
+    float factor = 1.0f / sqrtf(mean_square(x, num, kind) + eps);
+    int64_t i = 0;
+    if (kind == F32)
+        for (; i + LANES <= num; i += LANES)
+            store((float *)y + i, load(x, i, F32) * factor * load(weight, i, F32));
+    for (; i < num; i++) put(y, i, kind, get(x, i, kind) * factor * weight[i]);
+}
+
+CLONES static void norm_part(const void *x, const float *weight, void *y, int64_t from, int64_t to,
+                             int64_t num, float eps, int kind) {
+    for (int64_t r = from; r < to; r++) {
+        if (kind == F32)
+            norm_row((const float *)x + r * num, weight, (float *)y + r * num, num, eps, F32);
+        else
+            norm_row((const uint16_t *)x + r * num, weight, (uint16_t *)y + r * num, num, eps, BF16);
+    }
+}
+
+static void run_rms_norm(const void *x, const float *weight, void *y, int64_t rows, int64_t num,
+                         float eps, int kind, int threads) {
+    if (rows * num < WORTH_THREADS) threads = 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int t = 0; t < threads; t++)
+        norm_part(x, weight, y, rows * t / threads, rows * (t + 1) / threads, num, eps, kind);
+}
+
+/* y = silu(gate) * up, of rows [gate, up] */
+CLONES static void silu_mul_part(const void *x, void *y, int64_t from, int64_t to, int64_t num,
+                                 int kind) {
+    for (int64_t r = from; r < to; r++) {
+        int64_t i = 0, at = 2 * r * num;
+        if (kind == F32)
+            for (; i + LANES <= num; i += LANES)
+                store((float *)y + r * num + i,
+                      vsilu(load(x, at + i, F32)) * load(x, at + num + i, F32));
+        else
+            for (; i + LANES <= num; i += LANES) {
+                float out[LANES];
+                store(out, vsilu(load(x, at + i, BF16)) * load(x, at + num + i, BF16));
+                for (int j = 0; j < LANES; j++) put(y, r * num + i + j, BF16, out[j]);
+            }
+        for (; i < num; i++) {
+            float gate = get(x, at + i, kind);
+            put(y, r * num + i, kind, gate * sigmoid(gate) * get(x, at + num + i, kind));
+        }
+    }
+}
+
+static void run_silu_mul(const void *x, void *y, int64_t rows, int64_t num, int kind, int threads) {
+    if (rows * num < WORTH_THREADS) threads = 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int t = 0; t < threads; t++)
+        silu_mul_part(x, y, rows * t / threads, rows * (t + 1) / threads, num, kind);
+}
+
+/* y *= silu(gate), with a norm of groups of each row before that, after it, or none */
+typedef struct {
+    float *y;          /* [rows, width] */
+    const void *gate;  /* rows gate_stride apart */
+    const float *norm; /* [width] or NULL */
+    int64_t rows, width, groups, gate_stride;
+    float eps;
+    int kind, norm_before_gate;
+} gating;
+
+CLONES static void gate_part(const gating *g, int64_t from, int64_t to) {
+    int64_t width = g->width, part = width / g->groups;
+    for (int64_t r = from; r < to; r++) {
+        float *y = g->y + r * width;
+        int64_t at = r * g->gate_stride, i;
+        for (int64_t n = 0; g->norm && g->norm_before_gate && n < g->groups; n++)
+            norm_row(y + n * part, g->norm + n * part, y + n * part, part, g->eps, F32);
+        for (i = 0; i + LANES <= width; i += LANES)
+            store(y + i, load(y, i, F32) * vsilu(load(g->gate, at + i, g->kind)));
+        for (; i < width; i++) {
+            float gate = get(g->gate, at + i, g->kind);
+            y[i] *= gate * sigmoid(gate);
+        }
+        for (int64_t n = 0; g->norm && !g->norm_before_gate && n < g->groups; n++)
+            norm_row(y + n * part, g->norm + n * part, y + n * part, part, g->eps, F32);
+    }
+}
+
+static void run_gate(const gating *g, int threads) {
+    if (g->rows * g->width < WORTH_THREADS) threads = 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int t = 0; t < threads; t++)
+        gate_part(g, g->rows * t / threads, g->rows * (t + 1) / threads);
+}
+
+/* ---- one token of Mamba-2 for each of several sequences (arXiv:2405.21060) ---- */
+
+typedef struct {
+    const void *x;              /* [rows, width + channels + heads]: gate (not used), x B C, dt */
+    void *conv;                 /* [pool, channels, taps - 1], rows conv_stride apart */
+    float *state;               /* [pool, heads, P, N], rows state_stride apart */
+    const int64_t *at;          /* [rows] rows of the pool */
+    const float *taps, *bias;   /* [channels, num_taps], [channels] or NULL */
+    const float *dt_bias, *A, *D; /* [heads] */
+    float *mixed, *y;           /* scratch [rows, channels], output [rows, width] */
+    int64_t rows, heads, head_dim, groups, state_dim, num_taps;
+    int64_t conv_stride, state_stride; /* in elements */
+    float dt_min, dt_max;
+    int x_kind, conv_kind;
+} mamba2;
+
+INLINE int64_t m2_width(const mamba2 *m) { return m->heads * m->head_dim; }
+INLINE int64_t m2_channels(const mamba2 *m) {
+    return m2_width(m) + 2 * m->groups * m->state_dim;
+}
+INLINE int64_t m2_inputs(const mamba2 *m) { return m2_width(m) + m2_channels(m) + m->heads; }
+
+CLONES static void m2_convolve(const mamba2 *m, int64_t r, int64_t from, int64_t to) {
+    int64_t width = m2_width(m), held = m->num_taps - 1, in = r * m2_inputs(m) + width;
+    float *out = m->mixed + r * m2_channels(m);
+    int64_t row = m->at[r] * m->conv_stride;
+    for (int64_t c = from; c < to; c++) {
+        int64_t kept = row + c * held;
+        const float *taps = m->taps + c * m->num_taps;
+        float now = get(m->x, in + c, m->x_kind), s = m->bias ? m->bias[c] : 0.0f;
+        for (int64_t k = 0; k < held; k++) {
+            float before = get(m->conv, kept + k, m->conv_kind);
+            s += before * taps[k];
+            if (k) put(m->conv, kept + k - 1, m->conv_kind, before);
+        }
+        if (held) put(m->conv, kept + held - 1, m->conv_kind, now);
+        out[c] = s + now * taps[held];
+    }
+    int64_t c = from;
+    for (; c + LANES <= to; c += LANES) store(out + c, vsilu(load(out, c, F32)));
+    for (; c < to; c++) out[c] *= sigmoid(out[c]);
+}
+
+CLONES static void m2_head(const mamba2 *m, int64_t r, int64_t h) {
+    int64_t P = m->head_dim, N = m->state_dim, width = m2_width(m);
+    const float *x = m->mixed + r * m2_channels(m);
+    int64_t group = h / (m->heads / m->groups);
+    const float *B = x + width + group * N, *C = B + m->groups * N;
+    float *s = m->state + m->at[r] * m->state_stride + h * P * N, *y = m->y + r * width + h * P;
+    float raw = get(m->x, r * m2_inputs(m) + width + m2_channels(m) + h, m->x_kind) + m->dt_bias[h];
+    float dt = raw > 20.0f ? raw : log1pf(expf(raw));
+    dt = fminf(fmaxf(dt, m->dt_min), m->dt_max);
+    float keep = expf(dt * m->A[h]);
+    for (int64_t p = 0; p < P; p++, s += N) {
+        float in = x[h * P + p] * dt;
+        vf acc = {0};
+        int64_t n = 0;
+        for (; n + LANES <= N; n += LANES) {
+            vf v = load(s, n, F32) * keep + load(B, n, F32) * in;
+            store(s + n, v);
+            acc += v * load(C, n, F32);
+        }
+        float out = sum(acc);
+        for (; n < N; n++) {
+            s[n] = s[n] * keep + B[n] * in;
+            out += s[n] * C[n];
+        }
+        y[p] = out + m->D[h] * x[h * P + p];
+    }
+}
+
+static void run_mamba2(const mamba2 *m, int threads) {
+    int64_t rows = m->rows, heads = m->heads, channels = m2_channels(m);
+    if (rows * heads * m->head_dim * m->state_dim < WORTH_THREADS) threads = 1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp for schedule(static)
+        for (int64_t u = 0; u < rows * threads; u++) {
+            int64_t r = u / threads, t = u % threads;
+            m2_convolve(m, r, channels * t / threads, channels * (t + 1) / threads);
+        }
+#pragma omp for schedule(static)
+        for (int64_t u = 0; u < rows * heads; u++) m2_head(m, u / heads, u % heads);
+    }
+}
+
+/* ---- one token's attention to the keys of its sequence, by runs of slots ---- */
+
+typedef struct {
+    const float *q;             /* [rows, heads, D] */
+    const void *k, *v;          /* [slots, kv_heads, D or Dv], slots k_stride and v_stride apart */
+    const int64_t *runs;        /* [num, 2]: start and length, row after row */
+    const int64_t *first_run;   /* [rows + 1] */
+    const float *sinks;         /* [heads] or NULL */
+    float *y, *part;            /* [rows, heads, Dv]; scratch [rows, splits, heads, Dv + 2] */
+    int64_t rows, heads, kv_heads, D, Dv, k_stride, v_stride, splits;
+    float scale, soft_cap;      /* soft_cap 0: none */
+    int kind;
+} attention;
+
+enum { CHUNK = 128 };
+
+INLINE void attend_chunk(const attention *a, const float *q, const void *k, const void *v,
+                         int64_t num, int64_t group, float *scores, float *out, int kind) {
+    int64_t D = a->D, Dv = a->Dv, width = Dv + 2;
+    for (int64_t j = 0; j < num; j++)
+        for (int64_t g = 0; g < group; g++) {
+            vf acc = {0};
+            for (int64_t i = 0; i < D; i += LANES)
+                acc += load(k, j * a->k_stride + i, kind) * load(q, g * D + i, F32);
+            scores[g * CHUNK + j] = sum(acc) * a->scale;
+        }
+    for (int64_t g = 0; g < group; g++) {
+        float *s = scores + g * CHUNK, *o = out + g * width, top = o[Dv], total = o[Dv + 1];
+        if (a->soft_cap > 0)
+            for (int64_t j = 0; j < num; j++) s[j] = a->soft_cap * tanhf(s[j] / a->soft_cap);
+        for (int64_t j = 0; j < num; j++) top = s[j] > top ? s[j] : top;
+        float shrink = o[Dv + 1] > 0 ? expf(o[Dv] - top) : 0.0f;
+        total *= shrink;
+        int64_t j = 0;
+        for (; j < num; j += LANES) {
+            for (int64_t e = num; e < j + LANES; e++) s[e] = -INFINITY;
+            store(s + j, vexp(load(s, j, F32) - top));
+        }
+        for (j = 0; j < num; j++) total += s[j];
+        for (int64_t i = 0; i < Dv; i += LANES) {
+            vf acc = load(o, i, F32) * shrink;
+            for (j = 0; j < num; j++) acc += load(v, j * a->v_stride + i, kind) * s[j];
+            store(o + i, acc);
+        }
+        o[Dv] = top;
+        o[Dv + 1] = total;
+    }
+}
+
+/* The part of a row's keys that is split number `split`, for one head of keys. */
+INLINE void attend(const attention *a, int64_t r, int64_t kv, int64_t split, float *scores,
+                   int kind) {
+    int64_t group = a->heads / a->kv_heads, width = a->Dv + 2, total = 0;
+    float *out = a->part + ((r * a->splits + split) * a->heads + kv * group) * width;
+    for (int64_t g = 0; g < group; g++) {
+        memset(out + g * width, 0, a->Dv * 4);
+        out[g * width + a->Dv] = -INFINITY;
+        out[g * width + a->Dv + 1] = 0;
+    }
+    for (int64_t n = a->first_run[r]; n < a->first_run[r + 1]; n++) total += a->runs[2 * n + 1];
+    int64_t chunks = (total + CHUNK - 1) / CHUNK;
+    int64_t from = CHUNK * (chunks * split / a->splits), to = CHUNK * (chunks * (split + 1) / a->splits);
+    int64_t size = kind == F32 ? 4 : 2, seen = 0;
+    for (int64_t n = a->first_run[r]; n < a->first_run[r + 1]; n++) {
+        int64_t start = a->runs[2 * n], len = a->runs[2 * n + 1];
+        int64_t j = from > seen ? from - seen : 0, end = to - seen < len ? to - seen : len;
+        for (; j < end; j += CHUNK) {
+            int64_t num = end - j < CHUNK ? end - j : CHUNK;
+            attend_chunk(a, a->q + (r * a->heads + kv * group) * a->D,
+                         (const char *)a->k + ((start + j) * a->k_stride + kv * a->D) * size,
+                         (const char *)a->v + ((start + j) * a->v_stride + kv * a->Dv) * size, num,
+                         group, scores, out, kind);
+        }
+        seen += len;
+    }
+}
+
+CLONES static void attend_f32(const attention *a, int64_t r, int64_t kv, int64_t split, float *s) {
+    attend(a, r, kv, split, s, F32);
+}
+CLONES static void attend_bf16(const attention *a, int64_t r, int64_t kv, int64_t split, float *s) {
+    attend(a, r, kv, split, s, BF16);
+}
+
+CLONES static void merge(const attention *a, int64_t r, int64_t h) {
+    int64_t width = a->Dv + 2, step = a->heads * width;
+    const float *part = a->part + (r * a->splits * a->heads + h) * width;
+    float top = a->sinks ? a->sinks[h] : -INFINITY, total;
+    for (int64_t s = 0; s < a->splits; s++)
+        if (part[s * step + a->Dv] > top) top = part[s * step + a->Dv];
+    total = a->sinks ? expf(a->sinks[h] - top) : 0.0f;
+    float *y = a->y + (r * a->heads + h) * a->Dv;
+    memset(y, 0, a->Dv * 4);
+    for (int64_t s = 0; s < a->splits; s++) {
+        const float *o = part + s * step;
+        if (!(o[a->Dv + 1] > 0)) continue;
+        float factor = expf(o[a->Dv] - top);
+        total += o[a->Dv + 1] * factor;
+        for (int64_t i = 0; i < a->Dv; i += LANES)
+            store(y + i, load(y, i, F32) + load(o, i, F32) * factor);
+    }
+    if (total > 0)
+        for (int64_t i = 0; i < a->Dv; i++) y[i] /= total;
+}
+
+static int run_attention(const attention *a, int threads) {
+    int64_t units = a->rows * a->kv_heads * a->splits, group = a->heads / a->kv_heads;
+    if (threads > units) threads = (int)units;
+    float *scores = malloc((size_t)threads * group * CHUNK * sizeof(float));
+    if (!scores) return -1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp for schedule(static)
+        for (int t = 0; t < threads; t++)
+            for (int64_t u = units * t / threads; u < units * (t + 1) / threads; u++) {
+                int64_t split = u % a->splits, rest = u / a->splits;
+                float *own = scores + t * group * CHUNK;
+                if (a->kind == F32)
+                    attend_f32(a, rest / a->kv_heads, rest % a->kv_heads, split, own);
+                else attend_bf16(a, rest / a->kv_heads, rest % a->kv_heads, split, own);
+            }
+#pragma omp for schedule(static)
+        for (int64_t u = 0; u < a->rows * a->heads; u++) merge(a, u / a->heads, u % a->heads);
+    }
+    free(scores);
+    return 0;
+}
+
+#endif
