@@ -455,18 +455,22 @@ typedef struct {
     int kind;
 } attention;
 
-enum { CHUNK = 128 };
+enum { CHUNK = 128, AHEAD = 8 };
 
 INLINE void attend_chunk(const attention *a, const float *q, const void *k, const void *v,
                          int64_t num, int64_t group, float *scores, float *out, int kind) {
-    int64_t D = a->D, Dv = a->Dv, width = Dv + 2;
-    for (int64_t j = 0; j < num; j++)
+    int64_t D = a->D, Dv = a->Dv, width = Dv + 2, line = kind == F32 ? LANES : 2 * LANES;
+    for (int64_t j = 0; j < num; j++) { /* values are called for, and keys that come later */
+        for (int64_t i = 0; i < D; i += line)
+            __builtin_prefetch(at(k, (j + AHEAD) * a->k_stride + i, kind));
+        for (int64_t i = 0; i < Dv; i += line) __builtin_prefetch(at(v, j * a->v_stride + i, kind));
         for (int64_t g = 0; g < group; g++) {
             vf acc = {0};
             for (int64_t i = 0; i < D; i += LANES)
                 acc += load(k, j * a->k_stride + i, kind) * load(q, g * D + i, F32);
             scores[g * CHUNK + j] = sum(acc) * a->scale;
         }
+    }
     for (int64_t g = 0; g < group; g++) {
         float *s = scores + g * CHUNK, *o = out + g * width, top = o[Dv], total = o[Dv + 1];
         if (a->soft_cap > 0)
@@ -481,9 +485,13 @@ INLINE void attend_chunk(const attention *a, const float *q, const void *k, cons
         }
         for (j = 0; j < num; j++) total += s[j];
         for (int64_t i = 0; i < Dv; i += LANES) {
-            vf acc = load(o, i, F32) * shrink;
-            for (j = 0; j < num; j++) acc += load(v, j * a->v_stride + i, kind) * s[j];
-            store(o + i, acc);
+            vf acc = load(o, i, F32) * shrink, odd = {0};
+            for (j = 0; j + 2 <= num; j += 2) {
+                acc += load(v, j * a->v_stride + i, kind) * s[j];
+                odd += load(v, (j + 1) * a->v_stride + i, kind) * s[j + 1];
+            }
+            if (j < num) acc += load(v, j * a->v_stride + i, kind) * s[j];
+            store(o + i, acc + odd);
         }
         o[Dv] = top;
         o[Dv + 1] = total;

@@ -137,7 +137,7 @@ def _takes(
 ) -> bool:
     """Whether the compiled form takes these."""
     return (
-        row_ops.takes(projected, conv, state, taps, bias)
+        row_ops.takes(projected)
         and projected.is_contiguous()
         and projected.dtype in _KINDS
         and conv.dtype in _KINDS

@@ -62,12 +62,9 @@ if os.environ.get("AGENTCACHE_PURE_PYTHON", "0") == "0":
         pass
 
 
-def takes(*tensors: Tensor | None) -> bool:
-    """Whether the compiled forms take these: on a CPU, of known types, None for what is not there.
-    """
-    return IS_COMPILED and all(
-        each is None or (each.device.type == "cpu" and each.dtype in _KINDS) for each in tensors
-    )
+def takes(tensor: Tensor) -> bool:
+    """Whether the compiled forms take this: on a CPU, of a known type."""
+    return IS_COMPILED and tensor.is_cpu and tensor.dtype in _KINDS
 
 
 def linear_reference(
@@ -104,7 +101,7 @@ def linear(
     >>> linear(torch.ones(2, 3), torch.ones(4, 3)).tolist()[0]
     [3.0, 3.0, 3.0, 3.0]
     """
-    if not takes(x, weight):
+    if not takes(x) or not takes(weight):
         return linear_reference(x, weight, weight_scale=weight_scale, bias=bias, scale=scale)
     x = x.contiguous()
     rows, columns = x.shape
@@ -209,7 +206,7 @@ def gate(
     y: [R, width]; may be overwritten. gate: [R, width] with rows any distance apart. norm: weights
     [width] float32, or None for no norm. This is Mamba-2's gated norm, and gated delta's.
     """
-    if not takes(y, gate) or y.dtype != torch.float32 or gate.stride(-1) != 1:
+    if not takes(y) or not takes(gate) or y.dtype != torch.float32 or gate.stride(-1) != 1:
         return gate_reference(
             y, gate, norm, eps=eps, groups=groups, norm_before_gate=norm_before_gate
         )
@@ -346,7 +343,8 @@ _LANES = 16
 def _attends(q: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether the compiled form takes these."""
     return (
-        takes(q, keys, values)
+        takes(q)
+        and takes(keys)
         and keys.dtype == values.dtype != torch.int8
         and keys.stride(-1) == values.stride(-1) == 1
         and keys.stride(1) == keys.shape[2]

@@ -71,7 +71,7 @@ class GatedNorm:
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
         """Of [N, width], or of [N, heads, width] with a norm of each head; y may be overwritten."""
-        if self.act is F.silu and y.dim() == 2 and rows.takes(y, gate):
+        if self.act is F.silu and y.dim() == 2 and rows.takes(y):
             wide = rows.gate(
                 y.float(),
                 gate,
