@@ -15,7 +15,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentcache.chat.command import register as add_chat
-from agentcache.cli_options import Adapter, Backend, JsonFile, Model, Policy, Threads, Unproven
+from agentcache.cli_options import (
+    Adapter,
+    Backend,
+    JsonFile,
+    Model,
+    Policy,
+    Threads,
+    Unproven,
+    WeightFormat,
+)
 from agentcache.cli_progress import progress_bar
 from agentcache.errors import AgentCacheError, ConfigError, ModelError
 from agentcache.replay.results import ReplayResult, summary_table, trajectory_table
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from agentcache.engine.doctor import Diagnosis
     from agentcache.replay.trace import ReadResult
     from agentcache.types import BackendName
+    from agentcache.types import WeightFormat as WeightFormatName
 
 __all__ = ["app", "main"]
 
@@ -54,6 +64,7 @@ def replay(
     adapter: Adapter = None,
     unproven: Unproven = False,
     backend: Backend = "auto",
+    weight_format: WeightFormat = "unchanged",
     budget: Annotated[
         str | None,
         typer.Option(help='"512MiB", "2GB", or a share of the need such as "10%".'),
@@ -92,6 +103,7 @@ def replay(
             adapter,
             unproven,
             backend,
+            weight_format,
             concurrency=concurrency,
             max_turns=max_turns,
             stepwise=stepwise,
@@ -282,6 +294,7 @@ def _replay(
     adapter: str | None,
     unproven: bool,
     backend: BackendName,
+    weight_format: WeightFormatName,
     **options: int | bool | None,
 ) -> ReplayResult:
     """Read, load, replay with a progress bar."""
@@ -306,7 +319,13 @@ def _replay(
 
         use_threads(threads)
         replayer = Replayer(
-            model, read, settings, adapter=adapter, unproven=unproven, backend=backend
+            model,
+            read,
+            settings,
+            adapter=adapter,
+            unproven=unproven,
+            backend=backend,
+            weight_format=weight_format,
         )
     with progress_bar(console) as progress:
         task = progress.add_task("replaying calls", total=None)

@@ -8,8 +8,19 @@ import typer
 
 from agentcache.policy.eviction import POLICIES
 from agentcache.types import BackendName
+from agentcache.types import WeightFormat as WeightFormatName
 
-__all__ = ["Adapter", "Backend", "Budget", "JsonFile", "Model", "Policy", "Threads", "Unproven"]
+__all__ = [
+    "Adapter",
+    "Backend",
+    "Budget",
+    "JsonFile",
+    "Model",
+    "Policy",
+    "Threads",
+    "Unproven",
+    "WeightFormat",
+]
 
 Model = Annotated[str, typer.Option(help="Embedded model, folder, or downloaded Hub id.")]
 
@@ -29,6 +40,14 @@ Backend = Annotated[
     typer.Option(
         help="What computes the model: native, transformers, or auto, the native one where it is "
         "there and right."
+    ),
+]
+
+WeightFormat = Annotated[
+    WeightFormatName,
+    typer.Option(
+        help="What weights are kept as: unchanged, or int8, in a quarter of the memory of float32 "
+        "and not quite the same."
     ),
 ]
 

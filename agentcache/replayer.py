@@ -11,7 +11,7 @@ import numpy as np
 
 from agentcache.clock import Clock, SystemClock
 from agentcache.config import CacheConfig
-from agentcache.engine.backends import check_backend_name
+from agentcache.engine.backends import check_backend_name, check_weight_format
 from agentcache.engine.chat import ChatFormat
 from agentcache.engine.loader import LoadedModel, fingerprint, load_model
 from agentcache.engine.messages import same_message
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agentcache.replay.trace import Call, ReadResult, Trajectory
     from agentcache.session.handle import Session
     from agentcache.session.turn import Turn
-    from agentcache.types import BackendName, IntArray, ModelShape
+    from agentcache.types import BackendName, IntArray, ModelShape, WeightFormat
 
 __all__ = ["ReplayOptions", "Replayer", "budget_of"]
 
@@ -176,15 +176,18 @@ class Replayer:
         adapter: str | None = None,
         unproven: bool = False,
         backend: BackendName = "auto",
+        weight_format: WeightFormat = "unchanged",
     ) -> None:
-        """adapter, unproven, backend: as for `Runtime.load`."""
+        """adapter, unproven, backend, weight_format: as for `Runtime.load`."""
         check_backend_name(backend)
+        check_weight_format(weight_format)
         self._name = model
         self._read = read
         self._options = options or ReplayOptions()
         self._clock = clock or SystemClock()
         self._unproven = unproven
         self._backend: BackendName = backend
+        self._weight_format: WeightFormat = weight_format
         self._loaded: LoadedModel = load_model(model, adapter=adapter, unproven=unproven)
         self._shape: ModelShape = shape_of(self._loaded.model, unproven=unproven)
         self._answers = _Answers(self._loaded, self._shape.vocab_size)
@@ -241,6 +244,7 @@ class Replayer:
             adapter=self._loaded.adapter,
             unproven=self._unproven,
             backend=self._backend,
+            weight_format=self._weight_format,
             clock=self._clock,
         ) as runtime:
             return self._replay(runtime, budget is not None, progress)

@@ -11,10 +11,11 @@ from agentcache.components.full import FullComponent
 from agentcache.components.state import StateComponent
 from agentcache.components.swa import SwaComponent
 from agentcache.config import CacheConfig
-from agentcache.engine.backends import check_backend_name, make_backend
+from agentcache.engine.backends import check_backend_name, check_weight_format, make_backend
 from agentcache.engine.chat import ChatFormat
 from agentcache.engine.loader import fingerprint, load_model
 from agentcache.engine.loop import Engine, Submission
+from agentcache.engine.machine import release_memory
 from agentcache.engine.threads import release_team, use_threads
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.weights import free_bytes
@@ -37,7 +38,7 @@ from agentcache.simulate.shadows import Shadows
 from agentcache.simulate.tuner import ReplayTuner
 from agentcache.tree.key import Namespace
 from agentcache.tree.radix_tree import RadixTree
-from agentcache.types import FEW_TOKENS, BackendName, Kind, ModelShape
+from agentcache.types import FEW_TOKENS, BackendName, Kind, ModelShape, WeightFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +72,9 @@ class Runtime:
     its path leave the cache as well, with all that was computed from it. adapter: digest of what
     was merged into the model; prefixes of different ones are kept apart. backend: "native", layers
     of our own, for the families that have them; "transformers" for every family; "auto" the native
-    one where it is there and computes the same, else transformers. unproven: admit a model
+    one where it is there and computes the same, else transformers. weight_format: "int8" rounds the
+    weights of linear maps to 8 bits, for the native backend on a CPU; by how much that moves logits
+    is logged. unproven: admit a model
     for which warm = cold has not been proven; nothing is promised of it, which is logged, and it
     decodes sequences one by one. tool_form: how the model writes tool calls, where its template
     does not tell. volatile: regular expressions; lines of the system prompt in which one is found
@@ -97,6 +100,7 @@ class Runtime:
         on_mismatch: Literal["log", "drop"] = "log",
         adapter: str | None = None,
         backend: BackendName = "auto",
+        weight_format: WeightFormat = "unchanged",
         unproven: bool = False,
         tool_form: str | None = None,
         volatile: Sequence[str] = (),
@@ -115,7 +119,7 @@ class Runtime:
         make_policy(self.config.policy)  # or it is refused before a model is looked at
         self.clock = clock or SystemClock()
         self.tokenizer = Tokenizer(tokenizer)
-        computing = make_backend(model, backend, unproven=unproven)
+        computing = make_backend(model, backend, unproven=unproven, weight_format=weight_format)
         end_ids = self.tokenizer.end_ids(getattr(model, "generation_config", None))
         self.end_id = _end_id(tokenizer, end_ids)
         self.chat_format = ChatFormat(self.tokenizer, end_ids=end_ids, tool_form=tool_form)
@@ -127,7 +131,7 @@ class Runtime:
         )
         self.registry: Registry[History] = Registry()
         self.recent = RecentConversations()
-        self._fingerprint = fingerprint(model, self.tokenizer)
+        self._fingerprint = fingerprint(model, self.tokenizer, weight_format)
         self._adapter = adapter
         self._metrics = Metrics()
         self.events = Events()
@@ -164,7 +168,9 @@ class Runtime:
             seed=seed,
             drop_mismatches=on_mismatch == "drop",
         )
-        release_team()  # whoever loaded the model computes no more; the engine's thread does
+        # whoever loaded the model computes no more; the engine's thread does
+        release_team()
+        release_memory()
 
     @classmethod
     def load(
@@ -187,6 +193,7 @@ class Runtime:
         ModelTooLarge, UnsupportedModel, ConfigError, and what the constructor raises.
         """
         check_backend_name(backend)
+        check_weight_format(options.get("weight_format", "unchanged"))
         cache = cache or CacheConfig()
         use_threads(threads)
         loaded = load_model(

@@ -21,6 +21,7 @@ __all__ = [
     "TokenLogprob",
     "Usage",
     "Vote",
+    "WeightFormat",
 ]
 
 IntArray = npt.NDArray[np.int32]
@@ -32,6 +33,10 @@ reply header and one more."""
 
 BackendName = Literal["auto", "native", "transformers"]
 """What computes a model: layers of our own, transformers' modeling code, or the better of both."""
+
+WeightFormat = Literal["unchanged", "int8"]
+"""What weights are kept as: what they were loaded as, or whole numbers of 8 bits with one scale for
+each output of a linear map."""
 
 FinishReason = Literal["stop", "length", "replay", "prefill"]
 """Why a call ended: end id, stop string or complete grammar; max_new_tokens; recorded answer

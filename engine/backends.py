@@ -12,9 +12,9 @@ from agentcache.engine.native.backend import NativeBackend, has_native
 from agentcache.engine.transformers_backend import TransformersBackend
 from agentcache.engine.trial import try_out, warn_of_doubt
 from agentcache.errors import ModelError, UnsupportedModel, UnsupportedOption
-from agentcache.types import BackendName
+from agentcache.types import BackendName, WeightFormat
 
-__all__ = ["check_backend_name", "make_backend"]
+__all__ = ["check_backend_name", "check_weight_format", "make_backend"]
 
 _MOST_ERROR = 1e-3
 _MOST_ERROR_OF_HALVES = 0.25
@@ -30,18 +30,40 @@ def check_backend_name(name: str) -> None:
         )
 
 
+def check_weight_format(weight_format: str) -> None:
+    """Raise UnsupportedOption for a form of weights there is not."""
+    if weight_format not in get_args(WeightFormat):
+        raise UnsupportedOption(
+            f"weight_format is {weight_format!r}; take one of {', '.join(get_args(WeightFormat))}"
+        )
+
+
 def make_backend(
-    model: Any, name: BackendName = "auto", *, unproven: bool = False
+    model: Any,
+    name: BackendName = "auto",
+    *,
+    unproven: bool = False,
+    weight_format: WeightFormat = "unchanged",
 ) -> NativeBackend | TransformersBackend:
     """A backend that takes a loaded model over.
 
     name: "auto" takes the native backend for families it describes, and then only if it computes
     what the model's own code computes of a few tokens; everything else goes by transformers.
     unproven: as for `TransformersBackend`; such a model never goes by the native backend, and what
-    is given up with it is logged. Raises UnsupportedOption for another name, UnsupportedModel and
-    ModelError as the backends do.
+    is given up with it is logged. weight_format: "int8" rounds the weights of the native backend,
+    once it is shown to be right with those it was loaded with, and logs by how much that moves
+    logits. Raises UnsupportedOption for another name, or int8 without the native backend;
+    UnsupportedModel and ModelError as the backends do.
     """
     check_backend_name(name)
+    check_weight_format(weight_format)
+    backend = _choose(model, name, unproven)
+    if weight_format == "int8":
+        _round(model, backend)
+    return backend
+
+
+def _choose(model: Any, name: BackendName, unproven: bool) -> NativeBackend | TransformersBackend:
     model_type = text_config(model.config).model_type
     if name == "transformers" or (name == "auto" and not has_native(model_type)):
         return _transformers(model, unproven)
@@ -58,6 +80,28 @@ def make_backend(
                 error,
             )
         return _transformers(model, unproven)
+
+
+def _round(model: Any, backend: NativeBackend | TransformersBackend) -> None:
+    """Round weights to int8, and say what that costs."""
+    if not isinstance(backend, NativeBackend):
+        raise UnsupportedOption(
+            f"weight_format='int8' needs the native backend, and this {backend.model_type} model "
+            "goes by transformers"
+        )
+    sample = describe(model).sample
+    assert sample is not None, "families with a native backend are described by a run of theirs"
+    num = backend.round_weights()
+    trial = try_out(backend, sample)
+    backend.rounding_error = trial.typical
+    logging.getLogger("agentcache").info(
+        "%d weights are kept in 8 bits; on %d tokens that moves logits by %.1e of their deviation "
+        "(root mean square), at most %.1e",
+        num,
+        len(sample),
+        trial.typical,
+        trial.greatest,
+    )
 
 
 def _native(model: Any) -> NativeBackend:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from agentcache.engine.source import Source
     from agentcache.engine.tokenizer import Tokenizer
+    from agentcache.types import WeightFormat
 
 __all__ = ["LoadedModel", "fingerprint", "load_model"]
 
@@ -110,21 +111,24 @@ def _without_bar() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-def fingerprint(model: Any, tokenizer: Tokenizer) -> str:
+def fingerprint(model: Any, tokenizer: Tokenizer, weight_format: WeightFormat = "unchanged") -> str:
     """Hex digest of everything a cached state depends on besides its tokens.
 
-    Weights with their names, shapes and dtypes, the config, and the tokenizer with its template;
-    each part is length-prefixed.
+    Weights with their names, shapes and dtypes, what they are rounded to, the config, and the
+    tokenizer with its template; each part is length-prefixed.
     """
     out = hashlib.sha256()
 
-    def add(data: bytes) -> None:
+    def add(data: bytes | memoryview) -> None:
         out.update(len(data).to_bytes(8, "little"))
         out.update(data)
+
+    if weight_format != "unchanged":
+        add(weight_format.encode())
 
     add(json.dumps(model.config.to_dict(), sort_keys=True, default=str).encode())
     add(tokenizer.fingerprint.encode())
     for name, tensor in sorted(model.state_dict().items()):
         add(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        add(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data.tobytes())
+        add(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
     return out.hexdigest()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["available_bytes", "core_count", "mapped_bytes", "own_cpus"]
+__all__ = ["available_bytes", "core_count", "mapped_bytes", "own_cpus", "release_memory"]
 
 _ROOT = Path("/")
 
@@ -30,6 +32,13 @@ def mapped_bytes(root: Path = _ROOT) -> int:
     """Bytes of files that are mapped into this process and resident; the kernel counts them as
     available. 0 where it does not tell."""
     return _fields(root / "proc/self/status").get("RssFile", 0)
+
+
+def release_memory() -> None:
+    """Give memory that was freed back to the system, where the C library keeps it: loading a model
+    leaves it what was needed for a moment."""
+    with suppress(AttributeError, OSError, TypeError):  # other C libraries need no telling
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def own_cpus() -> frozenset[int]:

@@ -42,14 +42,14 @@ def use_threads(threads: int | None = None, environ: Mapping[str, str] = os.envi
 
 
 _SOFT_PAUSE = 1
-"""`omp_pause_soft` of OpenMP 5: what the calling thread keeps may be made anew when it is needed."""
+"""`omp_pause_soft` of OpenMP 5: what was let go may be made anew when it is needed."""
 
 
 def release_team() -> bool:
     """Let go of the threads that OpenMP keeps for the calling thread; False where it knows no way.
 
     Each thread that computes has a team of its own, which stays when it is done. As soon as all
-    teams together have more threads than there are processors, GNU's OpenMP no longer waits for a
+    teams together have more threads than there are processors, GNU's OpenMP waits no longer for a
     team's next piece of work but puts its threads to sleep each time: with a model that was loaded
     on one thread and runs on another, every small operation costs a wake-up, and a decode step
     nearly twice its time. The next operation of the calling thread makes it a new team.

@@ -81,7 +81,7 @@ INLINE const void *at(const void *p, int64_t i, int kind) {
 
 INLINE void store(float *p, vf v) { memcpy(p, &v, 64); }
 
-INLINE float sum(vf v) {
+INLINE vf4 quarter(vf v) {
     vf8 a, b;
     memcpy(&a, &v, 32);
     memcpy(&b, (const char *)&v + 32, 32);
@@ -89,8 +89,20 @@ INLINE float sum(vf v) {
     vf4 c, d;
     memcpy(&c, &a, 16);
     memcpy(&d, (const char *)&a + 16, 16);
-    c += d;
+    return c + d;
+}
+
+INLINE float sum(vf v) {
+    vf4 c = quarter(v);
     return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+/* Four sums at once, each as `sum` makes it. */
+INLINE vf4 sums(vf a, vf b, vf c, vf d) {
+    vf4 p = quarter(a), q = quarter(b), r = quarter(c), s = quarter(d);
+    vf4 pq = __builtin_shufflevector(p, q, 0, 4, 1, 5) + __builtin_shufflevector(p, q, 2, 6, 3, 7);
+    vf4 rs = __builtin_shufflevector(r, s, 0, 4, 1, 5) + __builtin_shufflevector(r, s, 2, 6, 3, 7);
+    return __builtin_shufflevector(pq, rs, 0, 1, 4, 5) + __builtin_shufflevector(pq, rs, 2, 3, 6, 7);
 }
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
@@ -101,10 +113,10 @@ INLINE vf choose(vf by, vf a, vf b) {
     return (vf)(((vi)a & mask) | ((vi)b & ~mask));
 }
 
-/* e^x by 2^n times a polynomial of the rest (Cephes' expf), within 2 units in the last place; NaN
-   of infinities. */
+/* e^x by 2^n times a polynomial of the rest (Cephes' expf), within 2 units in the last place. Beyond
+   the range of float32 it is that of its end; of NaN it is NaN. */
 INLINE vf vexp(vf given) {
-    const vf zero = given - given, hi = zero + 88.3762626647949f, lo = zero - 87.3365478515625f;
+    const vf hi = (vf){0} + 88.3762626647949f, lo = (vf){0} - 87.3365478515625f;
     vf x = choose(hi - given, hi, given);
     x = choose(x - lo, lo, x);
     vf n = x * 1.44269504088896341f;
@@ -120,7 +132,8 @@ INLINE vf vexp(vf given) {
     p = p * r + 5.0000001201E-1f;
     vf y = p * (r * r) + r + 1.0f;
     vi scale = (whole + 127) << 23;
-    return y * (vf)scale + zero;
+    const vi infinity = (vi){0} + 0x7f800000;
+    return choose((vf)(infinity - ((vi)given & 0x7fffffff)), given, y * (vf)scale);
 }
 
 INLINE vf vsilu(vf x) { return x / (1.0f + vexp(-x)); }
@@ -143,6 +156,22 @@ INLINE void finish(const product *p, int64_t r, int64_t o, float s) {
     put(p->y, r * p->out + p->first + o, p->y_kind, s);
 }
 
+INLINE vf4 load4(const float *p) {
+    vf4 v;
+    memcpy(&v, p, 16);
+    return v;
+}
+
+INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
+    if (p->wscale) s *= load4(p->wscale + o);
+    if (p->bias) s += load4(p->bias + o);
+    if (p->scale) s *= load4(p->scale + o);
+    int64_t at = r * p->out + p->first + o;
+    if (p->y_kind == F32) memcpy((float *)p->y + at, &s, 16);
+    else
+        for (int j = 0; j < 4; j++) put(p->y, at + j, BF16, s[j]);
+}
+
 #define TILE(NUM_R, NUM_O, AHEAD, R)                                                              \
     do {                                                                                          \
         vf acc[NUM_R][NUM_O];                                                                     \
@@ -160,13 +189,19 @@ INLINE void finish(const product *p, int64_t r, int64_t o, float s) {
                 for (int b = 0; b < NUM_O; b++) acc[a][b] += xv * wv[b];                          \
             }                                                                                     \
         }                                                                                         \
-        for (int a = 0; a < NUM_R; a++)                                                           \
+        for (int a = 0; a < NUM_R; a++) {                                                         \
+            if (NUM_O == 4 && i == p->in) {                                                       \
+                finish4(p, R + a, o, sums(acc[a][0], acc[a][1 % NUM_O], acc[a][2 % NUM_O],        \
+                                          acc[a][3 % NUM_O]));                                    \
+                continue;                                                                         \
+            }                                                                                     \
             for (int b = 0; b < NUM_O; b++) {                                                     \
                 float s = sum(acc[a][b]);                                                         \
                 for (int64_t j = i; j < p->in; j++)                                               \
-                    s += p->x[(R + a) * p->in + j] * get(p->w, (o + b) * p->in + j, kind);        \
+                    s = fmaf(p->x[(R + a) * p->in + j], get(p->w, (o + b) * p->in + j, kind), s);        \
                 finish(p, R + a, o + b, s);                                                       \
             }                                                                                     \
+        }                                                                                         \
     } while (0)
 
 /* With the first rows the next weights are called for, which the others find near by. */
@@ -406,7 +441,7 @@ CLONES static void m2_head(const mamba2 *m, int64_t r, int64_t h) {
     float *s = m->state + m->at[r] * m->state_stride + h * P * N, *y = m->y + r * width + h * P;
     float raw = get(m->x, r * m2_inputs(m) + width + m2_channels(m) + h, m->x_kind) + m->dt_bias[h];
     float dt = raw > 20.0f ? raw : log1pf(expf(raw));
-    dt = fminf(fmaxf(dt, m->dt_min), m->dt_max);
+    dt = dt < m->dt_min ? m->dt_min : dt > m->dt_max ? m->dt_max : dt; /* NaN stays */
     float keep = expf(dt * m->A[h]);
     for (int64_t p = 0; p < P; p++, s += N) {
         float in = x[h * P + p] * dt;
@@ -433,8 +468,9 @@ static void run_mamba2(const mamba2 *m, int threads) {
     {
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < rows * threads; u++) {
-            int64_t r = u / threads, t = u % threads;
-            m2_convolve(m, r, channels * t / threads, channels * (t + 1) / threads);
+            int64_t r = u / threads, t = u % threads, blocks = (channels + LANES - 1) / LANES;
+            int64_t to = LANES * (blocks * (t + 1) / threads);
+            m2_convolve(m, r, LANES * (blocks * t / threads), to < channels ? to : channels);
         }
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < rows * heads; u++) m2_head(m, u / heads, u % heads);
@@ -449,13 +485,13 @@ typedef struct {
     const int64_t *runs;        /* [num, 2]: start and length, row after row */
     const int64_t *first_run;   /* [rows + 1] */
     const float *sinks;         /* [heads] or NULL */
-    float *y, *part;            /* [rows, heads, Dv]; scratch [rows, splits, heads, Dv + 2] */
-    int64_t rows, heads, kv_heads, D, Dv, k_stride, v_stride, splits;
+    float *y, *part;            /* [rows, heads, Dv]; scratch [rows, SPLITS, heads, Dv + 2] */
+    int64_t rows, heads, kv_heads, D, Dv, k_stride, v_stride;
     float scale, soft_cap;      /* soft_cap 0: none */
     int kind;
 } attention;
 
-enum { CHUNK = 128, AHEAD = 8 };
+enum { CHUNK = 128, AHEAD = 8, CHUNKS_PER_SPLIT = 4, SPLITS = 8 };
 
 INLINE void attend_chunk(const attention *a, const float *q, const void *k, const void *v,
                          int64_t num, int64_t group, float *scores, float *out, int kind) {
@@ -498,11 +534,20 @@ INLINE void attend_chunk(const attention *a, const float *q, const void *k, cons
     }
 }
 
-/* The part of a row's keys that is split number `split`, for one head of keys. */
+/* In how many parts a row's keys are gone through: by their number alone. */
+INLINE int64_t splits_of(const attention *a, int64_t r) {
+    int64_t total = 0;
+    for (int64_t n = a->first_run[r]; n < a->first_run[r + 1]; n++) total += a->runs[2 * n + 1];
+    int64_t splits = total / (CHUNK * CHUNKS_PER_SPLIT);
+    return splits < 1 ? 1 : splits > SPLITS ? SPLITS : splits;
+}
+
+/* One of those parts, for one head of keys. */
 INLINE void attend(const attention *a, int64_t r, int64_t kv, int64_t split, float *scores,
                    int kind) {
-    int64_t group = a->heads / a->kv_heads, width = a->Dv + 2, total = 0;
-    float *out = a->part + ((r * a->splits + split) * a->heads + kv * group) * width;
+    int64_t group = a->heads / a->kv_heads, width = a->Dv + 2, total = 0, splits = splits_of(a, r);
+    float *out = a->part + ((r * SPLITS + split) * a->heads + kv * group) * width;
+    if (split >= splits) return;
     for (int64_t g = 0; g < group; g++) {
         memset(out + g * width, 0, a->Dv * 4);
         out[g * width + a->Dv] = -INFINITY;
@@ -510,7 +555,7 @@ INLINE void attend(const attention *a, int64_t r, int64_t kv, int64_t split, flo
     }
     for (int64_t n = a->first_run[r]; n < a->first_run[r + 1]; n++) total += a->runs[2 * n + 1];
     int64_t chunks = (total + CHUNK - 1) / CHUNK;
-    int64_t from = CHUNK * (chunks * split / a->splits), to = CHUNK * (chunks * (split + 1) / a->splits);
+    int64_t from = CHUNK * (chunks * split / splits), to = CHUNK * (chunks * (split + 1) / splits);
     int64_t size = kind == F32 ? 4 : 2, seen = 0;
     for (int64_t n = a->first_run[r]; n < a->first_run[r + 1]; n++) {
         int64_t start = a->runs[2 * n], len = a->runs[2 * n + 1];
@@ -534,37 +579,38 @@ CLONES static void attend_bf16(const attention *a, int64_t r, int64_t kv, int64_
 }
 
 CLONES static void merge(const attention *a, int64_t r, int64_t h) {
-    int64_t width = a->Dv + 2, step = a->heads * width;
-    const float *part = a->part + (r * a->splits * a->heads + h) * width;
+    int64_t width = a->Dv + 2, step = a->heads * width, splits = splits_of(a, r);
+    const float *part = a->part + (r * SPLITS * a->heads + h) * width;
     float top = a->sinks ? a->sinks[h] : -INFINITY, total;
-    for (int64_t s = 0; s < a->splits; s++)
+    for (int64_t s = 0; s < splits; s++)
         if (part[s * step + a->Dv] > top) top = part[s * step + a->Dv];
     total = a->sinks ? expf(a->sinks[h] - top) : 0.0f;
     float *y = a->y + (r * a->heads + h) * a->Dv;
     memset(y, 0, a->Dv * 4);
-    for (int64_t s = 0; s < a->splits; s++) {
+    for (int64_t s = 0; s < splits; s++) {
         const float *o = part + s * step;
-        if (!(o[a->Dv + 1] > 0)) continue;
+        if (o[a->Dv + 1] == 0) continue;
         float factor = expf(o[a->Dv] - top);
         total += o[a->Dv + 1] * factor;
         for (int64_t i = 0; i < a->Dv; i += LANES)
             store(y + i, load(y, i, F32) + load(o, i, F32) * factor);
     }
-    if (total > 0)
+    if (total != 0)
         for (int64_t i = 0; i < a->Dv; i++) y[i] /= total;
 }
 
 static int run_attention(const attention *a, int threads) {
-    int64_t units = a->rows * a->kv_heads * a->splits, group = a->heads / a->kv_heads;
-    if (threads > units) threads = (int)units;
+    int64_t units = a->rows * a->kv_heads * SPLITS, group = a->heads / a->kv_heads, work = 0;
+    for (int64_t n = 0; n < a->first_run[a->rows]; n++) work += a->runs[2 * n + 1];
+    if (threads < 1 || work * a->heads * a->D < WORTH_THREADS) threads = 1;
     float *scores = malloc((size_t)threads * group * CHUNK * sizeof(float));
     if (!scores) return -1;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(static)
-        for (int t = 0; t < threads; t++)
-            for (int64_t u = units * t / threads; u < units * (t + 1) / threads; u++) {
-                int64_t split = u % a->splits, rest = u / a->splits;
+        for (int t = 0; t < threads; t++) /* of a row with one part, that is one thread's */
+            for (int64_t u = t; u < units; u += threads) {
+                int64_t split = u % SPLITS, rest = u / SPLITS;
                 float *own = scores + t * group * CHUNK;
                 if (a->kind == F32)
                     attend_f32(a, rest / a->kv_heads, rest % a->kv_heads, split, own);

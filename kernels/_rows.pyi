@@ -73,7 +73,6 @@ def attend(
     sinks: int,
     scale: float,
     soft_cap: float,
-    splits: int,
     part: int,
     y: int,
     threads: int,

@@ -53,7 +53,7 @@ cdef extern from "_rows.h" nogil:
         const float *sinks
         float *y
         float *part
-        int64_t rows, heads, kv_heads, D, Dv, k_stride, v_stride, splits
+        int64_t rows, heads, kv_heads, D, Dv, k_stride, v_stride
         float scale, soft_cap
         int kind
 
@@ -148,7 +148,7 @@ def attend(
     uintptr_t q, uintptr_t k, uintptr_t v, int kind, int64_t k_stride, int64_t v_stride,
     uintptr_t runs, uintptr_t first_run, int64_t rows, int64_t heads, int64_t kv_heads,
     int64_t key_dim, int64_t value_dim, uintptr_t sinks, float scale, float soft_cap,
-    int64_t splits, uintptr_t part, uintptr_t y, int threads,
+    uintptr_t part, uintptr_t y, int threads,
 ):
     """y [rows, heads, value_dim]: each row's attention to the keys in its runs of slots."""
     cdef attention a
@@ -157,7 +157,7 @@ def attend(
     a.runs, a.first_run = <const int64_t *>runs, <const int64_t *>first_run
     a.sinks, a.y, a.part = <const float *>sinks, <float *>y, <float *>part
     a.rows, a.heads, a.kv_heads, a.D, a.Dv = rows, heads, kv_heads, key_dim, value_dim
-    a.k_stride, a.v_stride, a.splits = k_stride, v_stride, splits
+    a.k_stride, a.v_stride = k_stride, v_stride
     a.scale, a.soft_cap, a.kind = scale, soft_cap, kind
     with nogil:
         failed = run_attention(&a, threads)

@@ -51,7 +51,7 @@ def mamba2_step_reference(
         D=D,
     )
     conv[rows], state[rows] = kept, moved
-    return y.flatten(1)
+    return y.flatten(1).float()
 
 
 def mamba2_step(
@@ -79,7 +79,7 @@ def mamba2_step(
         taps, bias: [channels, K], [channels] or None, of the convolution.
         dt_bias, A, D: [H] float32; A is negative. dt_limits: of the time steps.
 
-    Returns [R, width] (arXiv:2405.21060, eq. 16, and the convolution before it).
+    Returns [R, width] float32 (arXiv:2405.21060, eq. 16, and the convolution before it).
     """
     num_heads, head_dim, state_dim = state.shape[1:]
     if not _takes(projected, conv, state, taps, bias, num_groups):

@@ -41,13 +41,13 @@ __all__ = [
 ]
 
 MOST_ROWS = 32
-"""Up to so many rows a product of float32 goes faster here than in PyTorch, where weights lie row
-by row (bench/kernels/run.py --op rows)."""
+"""Up to about so many rows a product takes no longer here than in PyTorch with weights that lie row
+by row, of which a few rows take it two to four times as long (bench/kernels/run.py --op rows)."""
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_CHUNK = 128
-"""Keys that are attended to at a time; a split of a sequence holds at least some chunks."""
-_CHUNKS_PER_SPLIT = 4
+_FLOATS = frozenset({torch.float32, torch.bfloat16})
+_SPLITS = 8
+"""Most parts that the keys of a row are gone through in, as in `_rows.h`."""
 
 IS_COMPILED = False
 """Whether the compiled forms are in use."""
@@ -63,8 +63,8 @@ if os.environ.get("AGENTCACHE_PURE_PYTHON", "0") == "0":
 
 
 def takes(tensor: Tensor) -> bool:
-    """Whether the compiled forms take this: on a CPU, of a known type."""
-    return IS_COMPILED and tensor.is_cpu and tensor.dtype in _KINDS
+    """Whether the compiled forms take this: float32 or bfloat16 on a CPU."""
+    return IS_COMPILED and tensor.is_cpu and tensor.dtype in _FLOATS
 
 
 def linear_reference(
@@ -101,7 +101,7 @@ def linear(
     >>> linear(torch.ones(2, 3), torch.ones(4, 3)).tolist()[0]
     [3.0, 3.0, 3.0, 3.0]
     """
-    if not takes(x) or not takes(weight):
+    if not takes(x) or weight.dtype not in _KINDS or not weight.is_contiguous():
         return linear_reference(x, weight, weight_scale=weight_scale, bias=bias, scale=scale)
     x = x.contiguous()
     rows, columns = x.shape
@@ -230,12 +230,10 @@ def gate(
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyRuns:
     """Where the keys of each of several rows lie. pairs: [num, 2] int64, start and length of runs
-    of slots, row after row. firsts: [R + 1] int64, the first run of each row and the end. longest:
-    most keys of a row."""
+    of slots, row after row. firsts: [R + 1] int64, the first run of each row and the end."""
 
     pairs: Tensor
     firsts: Tensor
-    longest: int
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[tuple[int, int]]]) -> KeyRuns:
@@ -246,7 +244,6 @@ class KeyRuns:
         return cls(
             torch.tensor([pair for own in runs for pair in own], dtype=torch.int64),
             torch.tensor(firsts, dtype=torch.int64),
-            max(sum(num for _, num in own) for own in runs),
         )
 
     def __iter__(self) -> Iterator[list[list[int]]]:
@@ -303,13 +300,9 @@ def attend(
     num_rows, num_heads, key_dim = q.shape
     kv_heads, value_dim = values.shape[1:]
     if not _attends(q, keys, values):
-        return attend_reference(
-            q, keys, values, runs, scale=scale, sinks=sinks, soft_cap=soft_cap
-        )
-    threads = torch.get_num_threads()
-    splits = max(1, min(threads, runs.longest // (_CHUNK * _CHUNKS_PER_SPLIT)))
+        return attend_reference(q, keys, values, runs, scale=scale, sinks=sinks, soft_cap=soft_cap)
     wide = q.float().contiguous()
-    part = torch.empty(num_rows * splits * num_heads * (value_dim + 2))
+    part = torch.empty(num_rows * _SPLITS * num_heads * (value_dim + 2))
     y = torch.empty((num_rows, num_heads, value_dim))
     capped = None if sinks is None else sinks.float().contiguous()
     _rows.attend(
@@ -329,10 +322,9 @@ def attend(
         _address(capped),
         scale,
         soft_cap or 0.0,
-        splits,
         part.data_ptr(),
         y.data_ptr(),
-        threads,
+        torch.get_num_threads(),
     )
     return y.to(q.dtype)
 
@@ -345,7 +337,7 @@ def _attends(q: Tensor, keys: Tensor, values: Tensor) -> bool:
     return (
         takes(q)
         and takes(keys)
-        and keys.dtype == values.dtype != torch.int8
+        and keys.dtype == values.dtype
         and keys.stride(-1) == values.stride(-1) == 1
         and keys.stride(1) == keys.shape[2]
         and values.stride(1) == values.shape[2]

@@ -15,7 +15,7 @@ from agentcache.chat.conversation import Conversation
 from agentcache.chat.screen import Screen
 from agentcache.chat.shell import Shell
 from agentcache.chat.toolbox import SCHEMAS
-from agentcache.cli_options import Adapter, Backend, Budget, Model, Threads, Unproven
+from agentcache.cli_options import Adapter, Backend, Budget, Model, Threads, Unproven, WeightFormat
 from agentcache.config import CacheConfig
 from agentcache.errors import ConfigError, InvalidRequest, ModelError
 
@@ -39,6 +39,7 @@ def chat(
     adapter: Adapter = None,
     unproven: Unproven = False,
     backend: Backend = "auto",
+    weight_format: WeightFormat = "unchanged",
     budget: Budget = "512MiB",
     threads: Threads = None,
     session: Annotated[str, typer.Option(help="Name of the first session.")] = "chat",
@@ -91,6 +92,7 @@ def chat(
                 adapter=adapter,
                 unproven=unproven,
                 backend=backend,
+                weight_format=weight_format,
                 threads=threads,
                 seed=seed,
             )

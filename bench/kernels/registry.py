@@ -6,12 +6,14 @@ the cheapest to the dearest. Shapes are those of the embedded models and of one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from _cases import Case, Form, Outputs, alone, in_place, pure
+from row_cases import mamba2_step_cases, rows_cases
 from torch import Tensor
 
 from agentcache.kernels.causal_conv1d import (
@@ -40,36 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = ["REGISTRY", "Case", "Form"]
-
-Outputs = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """One way to compute an op: `run` is timed, `outputs` is what it computes, for the check."""
-
-    run: Callable[[], Any]
-    outputs: Callable[[], Outputs]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """An op at one shape: the form under test, the reference, and others to compare with."""
-
-    name: str
-    num_tokens: int
-    ours: Form
-    reference: Form
-    others: dict[str, Form] = field(default_factory=dict)
-
-    @property
-    def forms(self) -> dict[str, Form]:
-        """All of them by name, ours first."""
-        return {"ours": self.ours, "reference": self.reference, **self.others}
-
-
-def _pure(run: Callable[[], Outputs]) -> Form:
-    return Form(run, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +93,7 @@ def _ssd_scan_cases() -> Iterator[Case]:
 
             # the family's own chunk size, and the one that suits its fallback best
             others = {
-                f"transformers_chunk_{chunk_size}": _pure(
+                f"transformers_chunk_{chunk_size}": pure(
                     partial(
                         mamba2_chunk_scan,
                         *(inputs[name] for name in ("x", "dt", "A", "B", "C")),
@@ -135,7 +107,7 @@ def _ssd_scan_cases() -> Iterator[Case]:
             }
             reference = partial(ssd_scan_reference, **inputs, initial_state=state)
             name = f"{sizes.name} T{num_tokens}"
-            yield Case(name, num_tokens, _pure(ours), _pure(reference), others)
+            yield Case(name, num_tokens, pure(ours), pure(reference), others)
 
 
 def _state_update_cases() -> Iterator[Case]:
@@ -150,10 +122,10 @@ def _state_update_cases() -> Iterator[Case]:
             yield Case(
                 f"{sizes.name} R{rows}",
                 rows,
-                _in_place(partial(state_update, **inputs), state),
-                _pure(partial(state_update_reference, state, **inputs)),
+                in_place(partial(state_update, **inputs), state),
+                pure(partial(state_update_reference, state, **inputs)),
                 {
-                    "transformers": _in_place(
+                    "transformers": in_place(
                         partial(mamba2_selective_state_update, **expanded), state
                     )
                 },
@@ -171,17 +143,6 @@ def _for_transformers(inputs: dict[str, Tensor], sizes: _MambaSizes) -> dict[str
         "C": inputs["C"],
         "D": inputs["D"][:, None].expand(shape),
     }
-
-
-def _in_place(update: Callable[[Tensor], Tensor], state: Tensor) -> Form:
-    """A form that changes a state: timed on one copy, checked on fresh ones."""
-
-    def outputs() -> Outputs:
-        fresh = state.clone()
-        y = update(fresh)
-        return y, fresh
-
-    return Form(partial(update, state.clone()), outputs)
 
 
 def _selective_scan_cases() -> Iterator[Case]:
@@ -221,9 +182,9 @@ def _selective_step(channels: int, theirs: Callable[..., Tensor]) -> Case:
     return Case(
         f"E{channels} T1",
         1,
-        _in_place(partial(selective_state_update, **inputs), state),
-        _pure(partial(selective_state_update_reference, state, **inputs)),
-        {"transformers": _in_place(partial(theirs, **renamed | one_group), state)},
+        in_place(partial(selective_state_update, **inputs), state),
+        pure(partial(selective_state_update_reference, state, **inputs)),
+        {"transformers": in_place(partial(theirs, **renamed | one_group), state)},
     )
 
 
@@ -256,9 +217,9 @@ def _selective_run(channels: int, num_tokens: int, theirs: Callable[..., Outputs
     return Case(
         f"E{channels} T{num_tokens}",
         num_tokens,
-        _pure(ours),
-        _pure(partial(selective_scan_reference, **inputs)),
-        {"transformers": _pure(transformers)},
+        pure(ours),
+        pure(partial(selective_scan_reference, **inputs)),
+        {"transformers": pure(transformers)},
     )
 
 
@@ -275,14 +236,10 @@ def _rg_lru_cases() -> Iterator[Case]:
             yield Case(
                 f"W{width} T{num_tokens}",
                 num_tokens,
-                _alone(partial(rg_lru, x, decay, state)),
-                _alone(partial(rg_lru_reference, x, decay, state)),
+                alone(partial(rg_lru, x, decay, state)),
+                alone(partial(rg_lru_reference, x, decay, state)),
                 {"transformers": Form(theirs, lambda theirs=theirs: theirs()[:1])},
             )
-
-
-def _alone(run: Callable[[], Tensor]) -> Form:
-    return Form(run, lambda: (run(),))
 
 
 def _gated_delta_cases() -> Iterator[Case]:
@@ -343,9 +300,9 @@ def _delta_step(sizes: _DeltaSizes, rows: int, theirs: Callable[..., Outputs]) -
     return Case(
         f"{_delta_name(sizes)} R{rows}",
         rows,
-        _in_place(partial(gated_delta_update, **inputs), state),
-        _pure(partial(gated_delta_update_reference, state, **inputs)),
-        {"transformers": _pure(transformers)},
+        in_place(partial(gated_delta_update, **inputs), state),
+        pure(partial(gated_delta_update_reference, state, **inputs)),
+        {"transformers": pure(transformers)},
     )
 
 
@@ -359,9 +316,9 @@ def _delta_run(sizes: _DeltaSizes, num_tokens: int, theirs: Callable[..., Output
     return Case(
         f"{_delta_name(sizes)} T{num_tokens}",
         num_tokens,
-        _pure(ours),
-        _pure(partial(gated_delta_reference, **inputs, initial_state=state)),
-        {"transformers": _pure(partial(_their_delta, theirs, inputs, state))},
+        pure(ours),
+        pure(partial(gated_delta_reference, **inputs, initial_state=state)),
+        {"transformers": pure(partial(_their_delta, theirs, inputs, state))},
     )
 
 
@@ -375,8 +332,8 @@ def _causal_conv1d_cases() -> Iterator[Case]:
                 f"C{channels} T{num_tokens}",
                 num_tokens,
                 _our_conv(x, state, weight, bias),
-                _pure(partial(causal_conv1d_reference, x, weight, bias, state, activation="silu")),
-                {"transformers": _in_place(partial(_their_conv, x, weight, bias), state)},
+                pure(partial(causal_conv1d_reference, x, weight, bias, state, activation="silu")),
+                {"transformers": in_place(partial(_their_conv, x, weight, bias), state)},
             )
 
 
@@ -391,7 +348,7 @@ def _our_conv(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Form:
         result = causal_conv1d(x, weight, bias, state, activation="silu")
         return result.y, result.final_state
 
-    return _in_place(one, state) if x.shape[1] == 1 else _pure(several)
+    return in_place(one, state) if x.shape[1] == 1 else pure(several)
 
 
 def _their_conv(x: Tensor, weight: Tensor, bias: Tensor, state: Tensor) -> Tensor:
@@ -421,7 +378,7 @@ def _paged_attention_cases() -> Iterator[Case]:
 
         arguments = (q, history, k, v)
         ours, reference, copying = (
-            _pure(partial(_single, form, arguments, scale=scale, window=window))
+            pure(partial(_single, form, arguments, scale=scale, window=window))
             for form in (segment_attention, _reference_attention, _attention_by_copy)
         )
         name = f"T{num_new} history {len(lengths)}x{lengths[0]}"
@@ -482,8 +439,10 @@ def _attention_by_copy(
 REGISTRY: dict[str, Callable[[], Iterator[Case]]] = {
     "causal_conv1d": _causal_conv1d_cases,
     "gated_delta": _gated_delta_cases,
+    "mamba2_step": mamba2_step_cases,
     "paged_attention": _paged_attention_cases,
     "rg_lru": _rg_lru_cases,
+    "rows": rows_cases,
     "selective_scan": _selective_scan_cases,
     "ssd_scan": _ssd_scan_cases,
     "state_update": _state_update_cases,

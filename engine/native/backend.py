@@ -10,7 +10,7 @@ from agentcache.engine.describe import describe, text_config
 from agentcache.engine.native.families import NATIVE
 from agentcache.engine.native.packing import Pass
 from agentcache.engine.native.weights import Weights
-from agentcache.errors import UnsupportedModel
+from agentcache.errors import UnsupportedModel, UnsupportedOption
 
 if TYPE_CHECKING:
     from agentcache.engine.backend import Batch
@@ -26,8 +26,11 @@ def has_native(model_type: str) -> bool:
 class NativeBackend:
     """Takes a loaded causal LM over: from here on its weights are ours.
 
-    Spans of any length share a pass. Raises UnsupportedModel where its family has no description
-    here or the model is not proven, and ModelError where description and weights do not fit.
+    Spans of any length share a pass. rounding_error: what rounding its weights has moved logits by,
+    in units of their deviation, root mean square.
+
+    Raises UnsupportedModel where its family has no description here or the model is not proven, and
+    ModelError where description and weights do not fit.
     """
 
     max_extend_batch = 64
@@ -43,6 +46,7 @@ class NativeBackend:
             )
         description = describe(model)
         self.doubt: str | None = None
+        self.rounding_error = 0.0
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.shape = description.shape
@@ -52,6 +56,20 @@ class NativeBackend:
         with torch.no_grad():
             self._model = NATIVE[self.model_type](config, weights)
         weights.check_all_used()
+
+    def round_weights(self) -> int:
+        """Keep the weights of linear maps as int8, all but the head's; returns how many weights.
+
+        Raises UnsupportedOption where the model is not on a CPU. Experts, embeddings, convolutions
+        and norms stay as they are.
+        """
+        if self.device.type != "cpu":
+            raise UnsupportedOption("weight_format='int8' is for models on a CPU")
+        num = 0
+        for linear in self._model.linears():
+            num += linear.weight.numel()
+            linear.round_to_int8()
+        return num
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> list[torch.Tensor]:

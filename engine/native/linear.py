@@ -26,7 +26,7 @@ class Linear:
     weights lie transposed in memory, with which PyTorch's products of a few rows take less long.
     """
 
-    __slots__ = ("_few", "bias", "scale", "weight")
+    __slots__ = ("_few", "bias", "scale", "weight", "weight_scale")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Linear:
         self.weight = weight
         self.bias = bias.float() if self._few and bias is not None else bias
         self.scale = scale
+        self.weight_scale: Tensor | None = None
 
     @classmethod
     def of(cls, weights: Weights, name: str, out: int, width: int) -> Linear:
@@ -82,12 +83,38 @@ class Linear:
         bias = None if self.bias is None else self.bias * scale
         return Linear(self.weight * scale[:, None], bias)
 
+    def round_to_int8(self) -> None:
+        """Keep the weights as whole numbers of 8 bits, the largest of each output as 127.
+
+        From here on `weight * weight_scale[:, None]` is what they were, to 1/254 of that largest.
+        """
+        wide = self.weight.float()
+        scale = wide.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / 127
+        self.weight = (wide / scale[:, None]).round_().to(torch.int8).contiguous()
+        self.weight_scale = scale
+        self.bias = None if self.bias is None else self.bias.float()
+        self._few = True
+
     def __call__(self, x: Tensor) -> Tensor:
         if self._few:
             if x.shape[0] <= rows.MOST_ROWS:
-                return rows.linear(x, self.weight, bias=self.bias, scale=self.scale)
+                return rows.linear(
+                    x,
+                    self.weight,
+                    weight_scale=self.weight_scale,
+                    bias=self.bias,
+                    scale=self.scale,
+                )
             if self.weight.dtype != torch.float32:
-                y = F.linear(x.float(), self.weight.float(), self.bias)
-                return (y if self.scale is None else y.mul_(self.scale)).to(x.dtype)
+                return self._widened(x)
         y = F.linear(x, self.weight, self.bias)
         return y if self.scale is None else (y * self.scale).to(y.dtype)
+
+    def _widened(self, x: Tensor) -> Tensor:
+        """Many rows with narrow weights."""
+        y = F.linear(x.float(), self.weight.float())
+        if self.weight_scale is not None:
+            y.mul_(self.weight_scale)
+        if self.bias is not None:
+            y.add_(self.bias)
+        return (y if self.scale is None else y.mul_(self.scale)).to(x.dtype)

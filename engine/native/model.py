@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from agentcache.engine.native.linear import Linear
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from agentcache.engine.native.layers import Block, RMSNorm
-    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
 
 __all__ = ["NativeModel"]
@@ -41,3 +44,21 @@ class NativeModel:
         if self.soft_cap is not None:
             logits = (logits / self.soft_cap).tanh() * self.soft_cap
         return logits
+
+    def linears(self) -> Iterator[Linear]:
+        """All linear maps of the blocks, in order; not the head."""
+        for block in self.blocks:
+            yield from _linears(block)
+
+
+def _linears(part: Any) -> Iterator[Linear]:
+    """The linear maps in a layer of ours, and in what it holds."""
+    if isinstance(part, Linear):
+        yield part
+    elif isinstance(part, (tuple, list)):
+        for each in part:
+            yield from _linears(each)
+    elif type(part).__module__.startswith(__package__):
+        names = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
+        for name in names or vars(part):
+            yield from _linears(getattr(part, name, None))

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentcache import AgentCacheError, CacheConfig, ConfigError, ModelError
-from agentcache.cli_options import Backend, Budget, Model, Policy, Threads
+from agentcache.cli_options import Backend, Budget, Model, Policy, Threads, WeightFormat
 
 if TYPE_CHECKING:
     from agentcache.integrations.server.app import Server
@@ -39,6 +39,7 @@ def serve(
     max_running: Annotated[int, typer.Option(help="Requests computed at the same time.")] = 16,
     threads: Threads = None,
     backend: Backend = "auto",
+    weight_format: WeightFormat = "unchanged",
     store: Annotated[
         str | None, typer.Option(help="File or database URL to keep finished turns in.")
     ] = None,
@@ -103,7 +104,13 @@ def serve(
             max_response_bytes=max_response_bytes,
         )
         cache = CacheConfig(budget=budget, policy=policy, max_running=max_running)
-        options = {"cache": cache, "threads": threads, "store": store, "backend": backend}
+        options = {
+            "cache": cache,
+            "threads": threads,
+            "store": store,
+            "backend": backend,
+            "weight_format": weight_format,
+        }
         _run(console, model, config, json_file, **options)
     except (ConfigError, ModelError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)

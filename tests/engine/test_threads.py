@@ -30,7 +30,8 @@ print(torch.ones(1 << 22).mul_(2).sum().item())
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_a_team_is_let_go_and_made_anew() -> None:
-    ran = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", _SCRIPT]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
     counts, total = ran.stdout.strip().splitlines()
     before, with_team, after, released = counts.split()
     assert int(with_team) == int(before) + 1

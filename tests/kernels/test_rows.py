@@ -1,0 +1,486 @@
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agentcache.kernels import rows
+from agentcache.kernels.rows import KeyRuns, attend_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+needs_compiled = pytest.mark.skipif(
+    not rows.IS_COMPILED, reason="the compiled forms are not installed"
+)
+DTYPES = [torch.float32, torch.bfloat16]
+WEIGHT_DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
+"""Of one number, relative to the sum of the magnitudes it was added up from."""
+
+
+@pytest.fixture(params=["compiled", "fallback"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Either the compiled forms, with the formulas out of reach, or the formulas."""
+    name: str = request.param
+    if name == "fallback":
+        monkeypatch.setattr(rows, "IS_COMPILED", False)
+        return name
+    if not rows.IS_COMPILED:
+        pytest.skip("the compiled forms are not installed")
+    for op in ("linear", "rms_norm", "silu_mul", "gate", "attend"):
+        monkeypatch.setattr(rows, f"{op}_reference", None)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Each test begins with one thread and may take more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def strided(num_rows: int, width: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    """Some columns of a wider tensor."""
+    return torch.randn(num_rows, width + 7, generator=generator(seed)).to(dtype)[:, 3 : 3 + width]
+
+
+# ---- linear ----
+
+
+def make_weight(out: int, width: int, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.int8:
+        return torch.randint(-128, 128, (out, width), dtype=dtype, generator=generator(2))
+    return torch.randn(out, width, generator=generator(2)).to(dtype)
+
+
+def make_factors(out: int, chosen: tuple[bool, bool, bool] = (True, True, True)) -> dict[str, Any]:
+    """weight_scale, bias and scale, of which some are None."""
+    rng = generator(3)
+    drawn = torch.randn(3, out, generator=rng)
+    names = ("weight_scale", "bias", "scale")
+    return {
+        name: each if there else None
+        for name, each, there in zip(names, drawn, chosen, strict=True)
+    }
+
+
+def check_linear(x: Tensor, weight: Tensor, **factors: Any) -> None:
+    """Each output on its own against float64, as exact as its largest intermediates allow."""
+    wide, spread = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    if factors.get("weight_scale") is not None:
+        wide, spread = wide * factors["weight_scale"], spread * factors["weight_scale"].abs()
+    if factors.get("bias") is not None:
+        wide, spread = wide + factors["bias"], spread + factors["bias"].abs()
+    if factors.get("scale") is not None:
+        wide, spread = wide * factors["scale"], spread * factors["scale"].abs()
+    y = rows.linear(x, weight, **factors)
+    assert y.dtype == x.dtype
+    assert y.shape == wide.shape
+    # what is added up in float32, then what rounding to the type of y adds
+    bound = ROUNDING[torch.float32] * spread + ROUNDING[x.dtype] * wide.abs()
+    assert bool(((y.double() - wide).abs() <= bound).all())
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [5, 16, 17, 448])
+def test_linear_matches_the_formula(
+    width: int, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    for num_rows, out in product([*range(1, 10), 32], [1, 3, 4, 18]):
+        x = torch.randn(num_rows, width, generator=generator()).to(dtype)
+        check_linear(x, make_weight(out, width, weight_dtype), **make_factors(out))
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("chosen", [*product([False, True], repeat=3)], ids=str)
+def test_linear_with_some_of_its_factors(
+    chosen: tuple[bool, bool, bool], weight_dtype: torch.dtype
+) -> None:
+    for num_rows in (1, 6):
+        x = torch.randn(num_rows, 20, generator=generator())
+        check_linear(x, make_weight(9, 20, weight_dtype), **make_factors(9, chosen))
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("width", [4096, 4097, 5000])
+def test_linear_of_wide_inputs(width: int, weight_dtype: torch.dtype) -> None:
+    for num_rows in (1, 7):
+        x = torch.randn(num_rows, width, generator=generator())
+        check_linear(x, make_weight(6, width, weight_dtype), **make_factors(6))
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_of_inputs_apart_in_memory(dtype: torch.dtype) -> None:
+    weight = make_weight(9, 35, dtype)
+    check_linear(strided(6, 35, dtype), weight)
+    check_linear(torch.randn(35, 6, generator=generator()).to(dtype).t(), weight)
+
+
+@pytest.mark.usefixtures("form")
+def test_linear_rounds_to_bfloat16_like_torch() -> None:
+    """With one input of 1 an output is its weight: halfway cases, tiny, huge and none at all."""
+    from_one = (0x3F80 + torch.arange(8, dtype=torch.int32)) << 16
+    halfway = torch.cat([from_one + 0x8000 + off for off in (-1, 0, 1)]).view(torch.float32)
+    others = torch.tensor([1e-40, 3.4e38, -3.4028235e38, torch.inf, -torch.inf, torch.nan])
+    weight = torch.cat([halfway, others])
+    y = rows.linear(torch.ones(1, 1, dtype=torch.bfloat16), weight[:, None])
+    assert torch.equal(y[0].nan_to_num(7.0), weight.bfloat16().nan_to_num(7.0))
+    assert bool(y[0, -1].isnan())
+
+
+@needs_compiled
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [448, 1003, 4113])
+def test_a_row_of_a_product_is_the_same_alone_and_among_others(
+    width: int, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    weight, factors = make_weight(75, width, weight_dtype), make_factors(75)
+    x = torch.randn(32, width, generator=generator()).to(dtype)
+    alone = torch.cat([rows.linear(row, weight, **factors) for row in x[:, None]])
+    for threads, num_rows in product((1, 2), (1, 2, 3, 4, 5, 9, 32)):
+        torch.set_num_threads(threads)
+        y = rows.linear(x[:num_rows], weight, **factors)
+        assert torch.equal(y, alone[:num_rows])
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
+def test_a_row_of_nan_spoils_no_other(weight_dtype: torch.dtype) -> None:
+    x = torch.randn(7, 20, generator=generator())
+    x[2, 17] = torch.nan
+    bad = rows.linear(x, make_weight(6, 20, weight_dtype)).isnan()
+    assert bool(bad[2].all())
+    assert int(bad.sum()) == 6
+
+
+def test_types_without_a_compiled_form_take_the_formula(check_close: Any) -> None:
+    x, weight = strided(3, 20), make_weight(5, 20, torch.float32).half()
+    assert not rows.takes(weight)
+    check_close(rows.linear(x, weight), (x.double() @ weight.double().T).float())
+    wide = x.double()
+    assert not rows.takes(wide)
+    check_close(rows.rms_norm(wide, torch.ones(20), 1e-5), norm_formula(wide, 1e-5))
+
+
+# ---- norms and gates ----
+
+
+def norm_formula(x: Tensor, eps: float) -> Tensor:
+    wide = x.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 448), (9, 17), (3, 1), (4, 5), (3, 4, 20), (2, 3, 64)], ids=str
+)
+def test_rms_norm_matches_the_formula(
+    shape: tuple[int, ...], dtype: torch.dtype, eps: float, check_close: Any
+) -> None:
+    x = torch.randn(shape, generator=generator()).to(dtype)
+    weight = torch.randn(shape[-1], generator=generator(2))
+    before = x.clone()
+    check_close(rows.rms_norm(x, weight, eps), (norm_formula(x, eps) * weight).to(dtype))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rms_norm_of_inputs_apart_in_memory(dtype: torch.dtype, check_close: Any) -> None:
+    x, weight = strided(6, 35, dtype), torch.randn(35, generator=generator(2))
+    check_close(rows.rms_norm(x, weight, 1e-5), (norm_formula(x, 1e-5) * weight).to(dtype))
+
+
+GATES = [0.0, 1e-30, 1e-3, 1.0, 20.0, 88.0, 100.0, 1e4]
+EXTREMES = torch.tensor([sign * number for number in GATES for sign in (1, -1)])
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("width", [1, 17, 64, 100])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_silu_mul_matches_the_formula(width: int, dtype: torch.dtype, check_close: Any) -> None:
+    x = 3 * strided(5, 2 * width).to(dtype)
+    gate, up = x.double().chunk(2, -1)
+    check_close(rows.silu_mul(x), (F.silu(gate) * up).to(dtype))
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_silu_mul_of_extremes(dtype: torch.dtype) -> None:
+    """Every gate with every other input, once more behind the last whole vector."""
+    gate, up = torch.cartesian_prod(EXTREMES, EXTREMES).to(dtype).T
+    gate, up = (torch.cat([each, each[:15]]) for each in (gate, up))
+    expected = F.silu(gate.double()) * up.double()
+    y = rows.silu_mul(torch.cat([gate, up])[None])[0]
+    assert y.dtype == dtype
+    error = (y.double() - expected).abs()
+    assert bool((error <= ROUNDING[dtype] * expected.abs() + 1e-30).all())
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("at", [0, 15, 16, 20, 21, 41])
+def test_silu_mul_keeps_nan_where_it_is(at: int, dtype: torch.dtype) -> None:
+    x = strided(3, 42, dtype).contiguous()
+    x[1, at] = torch.nan
+    bad = rows.silu_mul(x).isnan()
+    assert bad.nonzero().tolist() == [[1, at % 21]]
+
+
+def gate_formula(y: Tensor, gate: Tensor, norm: Tensor | None, **options: Any) -> Tensor:
+    opened, wide = F.silu(gate.double()), y.double()
+    if norm is None:
+        return wide * opened
+    before = options["norm_before_gate"]
+    parts = (wide if before else wide * opened).unflatten(-1, (options["groups"], -1))
+    normed = norm_formula(parts, options["eps"]).flatten(-2) * norm
+    return normed * opened if before else normed
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("before", [False, True], ids=["gate, norm", "norm, gate"])
+@pytest.mark.parametrize("groups", [None, 1, 4], ids=["no norm", "one group", "four groups"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [20, 64, 448])
+def test_gate_matches_the_formula(
+    width: int, dtype: torch.dtype, groups: int | None, before: bool, check_close: Any
+) -> None:
+    y = torch.randn(5, width, generator=generator())
+    opening = strided(5, width, dtype)
+    kept = opening.clone()
+    norm = None if groups is None else torch.randn(width, generator=generator(2))
+    options = {"eps": 1e-5, "groups": groups or 1, "norm_before_gate": before}
+    expected = gate_formula(y, opening, norm, **options)
+    check_close(rows.gate(y.clone(), opening, norm, **options), expected.float())
+    assert torch.equal(opening, kept)
+
+
+@pytest.mark.usefixtures("form")
+def test_gate_of_extremes() -> None:
+    opening = torch.cat([EXTREMES, EXTREMES])[None, :31]
+    y = rows.gate(torch.full_like(opening, 1e4), opening)
+    expected = F.silu(opening.double()) * 1e4
+    assert bool(((y - expected).abs() <= 1e-6 * expected.abs() + 1e-30).all())
+
+
+def test_gate_of_other_layouts_takes_the_formula(check_close: Any) -> None:
+    y, opening = torch.randn(2, 5, 20, generator=generator())
+    norm = torch.randn(20, generator=generator(2))
+    options = {"eps": 1e-5, "groups": 2, "norm_before_gate": False}
+    expected = gate_formula(y.bfloat16(), opening, norm, **options).bfloat16()
+    check_close(rows.gate(y.bfloat16(), opening, norm, **options), expected)
+    across = opening.t().contiguous().t()
+    expected = gate_formula(y, across, norm, **options).float()
+    check_close(rows.gate(y.clone(), across, norm, **options), expected)
+
+
+@needs_compiled
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_many_rows_are_the_same_on_any_number_of_threads(dtype: torch.dtype) -> None:
+    x, weight = strided(151, 448, dtype).contiguous(), torch.randn(448, generator=generator(2))
+    ops: list[Callable[[Tensor], Tensor]] = [
+        lambda x: rows.rms_norm(x, weight, 1e-5),
+        rows.silu_mul,
+        lambda x: rows.gate(x.float(), x, weight, eps=1e-5, groups=2),
+    ]
+    alone = [torch.cat([op(row[None].clone()) for row in x]) for op in ops]
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for op, expected in zip(ops, alone, strict=True):
+            assert torch.equal(op(x.clone()), expected)
+
+
+# ---- attention ----
+
+SCALE = 0.3
+Pool = tuple[Tensor, Tensor, KeyRuns]
+
+LENGTHS: dict[str, list[list[int]]] = {
+    "one key": [[1]],
+    "around a vector": [[15], [16], [17]],
+    "around a chunk": [[127], [128], [129], [256]],
+    "in pieces": [[16, 16, 5], [1] * 30, [127, 1, 129, 3], [2]],
+    "long": [[2000], [3], [700, 1300]],
+}
+HEADS = [(3, 3), (6, 2), (4, 1)]
+DIMS = [(16, 16), (64, 32)]
+
+
+def make_pool(
+    lengths: list[list[int]], kv_heads: int, dims: tuple[int, int], dtype: torch.dtype
+) -> Pool:
+    """Keys and values of the middle one of three layers, token by token; all else is NaN."""
+    rng, free = generator(1), 1
+    runs: list[list[tuple[int, int]]] = [[] for _ in lengths]
+    pieces = [(row, length) for row, own in enumerate(lengths) for length in own]
+    starts = {}
+    for at in torch.randperm(len(pieces), generator=rng).tolist():
+        starts[at] = free
+        free += pieces[at][1] + 1
+    for at, (row, length) in enumerate(pieces):
+        runs[row].append((starts[at], length))
+    width = kv_heads * sum(dims)
+    arena = torch.full((free, 3 * width), torch.nan, dtype=dtype)
+    for start, length in (run for own in runs for run in own):
+        drawn = torch.randn(length, width, generator=rng)
+        arena[start : start + length, width : 2 * width] = drawn.to(dtype)
+    keys, values = arena[:, width : 2 * width].split([kv_heads * dim for dim in dims], -1)
+    heads = (kv_heads, -1)
+    return keys.unflatten(-1, heads), values.unflatten(-1, heads), KeyRuns.of(runs)
+
+
+def make_queries(num_rows: int, num_heads: int, dim: int) -> Tensor:
+    return torch.randn(num_rows, num_heads, dim, generator=generator(4))
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
+def test_attend_matches_torch(
+    lengths: list[list[int]],
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    check_close: Any,
+) -> None:
+    keys, values, runs = make_pool(lengths, heads[1], dims, dtype)
+    q = make_queries(len(lengths), heads[0], dims[0])
+    y = rows.attend(q, keys, values, runs, scale=SCALE)
+    for row, own in enumerate(runs):
+        k, v = (
+            torch.cat([each[at : at + num] for at, num in own]).double().transpose(0, 1)
+            for each in (keys, values)
+        )
+        one = q[row].double().unsqueeze(1)
+        expected = F.scaled_dot_product_attention(one, k, v, scale=SCALE, enable_gqa=True)
+        check_close(y[row], expected[:, 0].float())
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "neither": {},
+    "cap": {"soft_cap": 2.0},
+    "sinks": {"sinks": True},
+    "cap and sinks": {"soft_cap": 2.0, "sinks": True},
+}
+
+
+def make_options(name: str, num_heads: int) -> dict[str, Any]:
+    options = {"scale": SCALE, **OPTIONS[name]}
+    if "sinks" in options:
+        options["sinks"] = torch.linspace(-2.0, 6.0, num_heads)
+    return options
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
+def test_sinks_and_cap_match_the_formula(
+    lengths: list[list[int]], heads: tuple[int, int], name: str, check_close: Any
+) -> None:
+    for dtype in DTYPES:
+        pool = make_pool(lengths, heads[1], (32, 16), dtype)
+        q = make_queries(len(lengths), heads[0], 32).to(dtype)
+        options = make_options(name, heads[0])
+        check_close(rows.attend(q, *pool, **options), attend_reference(q, *pool, **options))
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scores_far_apart(sign: int, check_close: Any) -> None:
+    """The largest comes first, last, and in another chunk than the rest."""
+    keys, values, runs = make_pool([[300], [200], [5]], 1, (16, 16), torch.float32)
+    keys *= 100
+    q = sign * make_queries(3, 2, 16)
+    expected = attend_reference(q, keys, values, runs, scale=SCALE)
+    check_close(rows.attend(q, keys, values, runs, scale=SCALE), expected, 2e-5)
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("length", [1, 100, 2000])
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_nan_in_a_slot_of_its_own_is_seen(part: str, length: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    keys, values, runs = make_pool([[length], [20]], 2, (16, 16), torch.float32)
+    q = make_queries(2, 4, 16)
+    start = int(runs.pairs[0, 0])
+    for at in {0, length // 2, length - 1}:
+        bad = (keys if part == "keys" else values)[start + at, 0]
+        kept = bad.clone()
+        bad[3] = torch.nan
+        expected = attend_reference(q, keys, values, runs, scale=SCALE).isnan()
+        y = rows.attend(q, keys, values, runs, scale=SCALE)
+        assert bool(expected[0, 0, 3])
+        assert torch.equal(y.isnan(), expected)
+        bad.copy_(kept)
+
+
+@needs_compiled
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parts_of_long_sequences_merge_to_the_same(
+    dtype: torch.dtype, name: str, check_close: Any
+) -> None:
+    pool = make_pool([[2000], [513], [40], [1, 1025, 1]], 2, (32, 16), dtype)
+    q, options = make_queries(4, 6, 32), make_options(name, 6)
+    whole = rows.attend(q, *pool, **options)
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        check_close(rows.attend(q, *pool, **options), whole)
+
+
+@needs_compiled
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_attends_the_same_alone_and_among_others(dtype: torch.dtype) -> None:
+    keys, values, runs = make_pool([[300], [2000], [7, 130, 1], [1]], 2, (32, 16), dtype)
+    q = make_queries(4, 4, 32)
+    y = rows.attend(q, keys, values, runs, scale=SCALE)
+    for row, own in enumerate(runs):
+        single = KeyRuns.of([[(start, num) for start, num in own]])
+        alone = rows.attend(q[row : row + 1], keys, values, single, scale=SCALE)
+        assert torch.equal(y[row], alone[0])
+
+
+@pytest.mark.parametrize("dims", [(20, 16), (16, 20), (8, 8)], ids=str)
+def test_widths_without_a_compiled_form_take_the_formula(
+    dims: tuple[int, int], check_close: Any
+) -> None:
+    pool, q = make_pool([[20], [3, 4]], 2, dims, torch.float32), make_queries(2, 4, dims[0])
+    expected = attend_reference(q, *pool, scale=SCALE)
+    check_close(rows.attend(q, *pool, scale=SCALE), expected)
+
+
+def test_heads_apart_in_memory_take_the_formula(check_close: Any) -> None:
+    keys, values, runs = make_pool([[20], [3, 4]], 2, (16, 16), torch.float32)
+    heads_first = keys.transpose(0, 1).contiguous().transpose(0, 1)
+    q = make_queries(2, 4, 16)
+    expected = attend_reference(q, keys, values, runs, scale=SCALE)
+    check_close(rows.attend(q, heads_first, values, runs, scale=SCALE), expected)
+
+
+def test_key_runs_give_back_what_they_were_made_of() -> None:
+    given = [[(5, 3), (9, 4)], [(1, 1)], [(20, 6)]]
+    runs = KeyRuns.of(given)
+    assert [[(start, num) for start, num in own] for own in runs] == given
