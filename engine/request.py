@@ -87,10 +87,14 @@ class EngineResult:
 
 
 class TokenBuffer:
-    """A growing int32 array; `array` is a view of what is there."""
+    """A growing int32 array; `array` is a view of what is there.
+
+    It begins with an array of somebody else's, which is only read, and copied once something is to
+    follow: so whoever hands in a long prompt does not wait for a copy of it.
+    """
 
     def __init__(self, start: IntArray) -> None:
-        self._data = np.array(start, dtype=np.int32)
+        self._data = np.asarray(start, dtype=np.int32)
         self._len = len(start)
 
     def __len__(self) -> int:

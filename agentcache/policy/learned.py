@@ -71,6 +71,7 @@ class Learned(ScoredPolicy):
     """
 
     fields = ("per_byte", "row", "ticket")
+    alone = True
     wants_boundaries = True
 
     def __init__(self, costs: Costs, history: History | None = None, *, tilt: float = 1.0) -> None:

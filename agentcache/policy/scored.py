@@ -28,15 +28,18 @@ __all__ = ["Bools", "Floats", "ScoredOrder", "ScoredPolicy"]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 
 class ScoredPolicy(Policy):
     """A policy that scores all candidates together.
 
-    fields: names of the columns it wants to know of each candidate.
+    fields: names of the columns it wants to know of each candidate. alone: whether the score of a
+    candidate depends on nothing but its own values and the time, so on no other candidate.
     """
 
     fields: tuple[str, ...] = ()
+    alone = False
 
     def order(self, num_pages: int) -> ScoredOrder:
         return ScoredOrder(self)
@@ -121,7 +124,9 @@ class ScoredOrder:
         count = min(len(table), max(self._least_batch, int(self._share * len(table))))
         nodes, scores = self._lowest(count, now)
         if self._refresh(nodes, now):
-            nodes, scores = self._lowest(min(count, len(table)), now)
+            nodes, scores = self._still_lowest(nodes, scores[-1], now)
+            if not nodes:
+                nodes, scores = self._lowest(min(count, len(table)), now)
         for node, score in zip(nodes, scores, strict=True):
             node.stamp = next(self._ticket)
             self._victims.append((node, score, node.stamp))
@@ -137,6 +142,21 @@ class ScoredOrder:
                 self._take_out(node)
                 changed = True
         return changed
+
+    def _still_lowest(
+        self, nodes: Sequence[Node], limit: float, now: float
+    ) -> tuple[list[Node], list[float]]:
+        """Those of the lowest candidates that are still no higher than `limit`, below which no
+        other one is, in order, and their scores. None where that takes a look at all of them."""
+        table = self._table
+        rows = np.array([node.queue for node in nodes if node.queue >= 0], dtype=np.int64)
+        if not len(rows) or not self._policy.alone:
+            return [], []
+        scores = self._policy.scores(table.values(rows), now)
+        is_low = scores <= limit
+        rows, scores = rows[is_low], scores[is_low]
+        order = np.lexsort((table.tickets[rows], scores))
+        return [table.nodes[row] for row in rows[order].tolist()], scores[order].tolist()
 
     def _lowest(self, count: int, now: float) -> tuple[list[Node], list[float]]:
         """The `count` candidates of the lowest scores, in order, and the scores."""
@@ -175,9 +195,11 @@ class _Table:
         """Rows that there is room for."""
         return len(self.tickets)
 
-    def values(self) -> dict[str, Floats]:
-        """The columns as far as they are in use; they hold until the next change."""
-        return dict(zip(self._fields, self._columns[:, : len(self.nodes)], strict=True))
+    def values(self, rows: Ints | None = None) -> dict[str, Floats]:
+        """The columns as far as they are in use, which hold until the next change, or of some
+        rows."""
+        used = self._columns[:, : len(self.nodes)] if rows is None else self._columns[:, rows]
+        return dict(zip(self._fields, used, strict=True))
 
     def write(self, node: Node, values: Sequence[float]) -> bool:
         """Put a node's values into its row, or into a new one; whether they are others."""

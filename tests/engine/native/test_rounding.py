@@ -50,8 +50,10 @@ def reachable(root: object) -> set[int]:
         if (
             id(each) in seen
             or isinstance(each, (type, torch.Tensor))
-            or callable(each)
-            and not (type(each).__module__.startswith("agentcache.engine.native"))
+            or (
+                callable(each)
+                and not (type(each).__module__.startswith("agentcache.engine.native"))
+            )
         ):
             continue
         seen.add(id(each))
