@@ -40,12 +40,12 @@ def spacing(node: Node) -> float:
 def above(node: Node) -> Node | None:
     """The next checkpoint above; None where there is none. Amortised O(1) once it is linked."""
     found = node.above
-    if found is not None and not found.is_root and is_checkpoint(found):
+    if found is not None and found.end and is_checkpoint(found):
         return found
     found = found or node.parent
-    while found is not None and not found.is_root and not is_checkpoint(found):
+    while found is not None and found.end and not is_checkpoint(found):
         found = found.above or found.parent
-    if found is None or found.is_root:
+    if found is None or not found.end:
         return None
     node.above = found  # the next search is shorter
     return found

@@ -23,8 +23,11 @@ def is_bottom(node: Node) -> bool:
     """Whether nothing below the node is on the device."""
     if node.is_leaf:
         return True
-    below = node.children.values()
-    return all(data.tier > 1 for child in below for data in child.data.values())
+    for child in node.children.values():
+        for data in child.data.values():
+            if data.tier <= 1:
+                return False
+    return True
 
 
 def usable_above(node: Node) -> int:

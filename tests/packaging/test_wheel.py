@@ -53,7 +53,7 @@ def built(tmp_path_factory) -> Distributions:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            ignore = shutil.ignore_patterns("__pycache__", "*.so", "_pages.c")
+            ignore = shutil.ignore_patterns("__pycache__", "*.so", "_pages.c", "_rows.c")
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
         else:
             shutil.copy2(ROOT / name, source / name)
@@ -111,6 +111,16 @@ def test_sdist_holds_plain_files_and_folders_only(built):
     assert all(member.isfile() or member.isdir() for member in members)
     tops = {member.name.split("/")[1] for member in members if "/" in member.name}
     assert not tops & set(ROOMS)
+
+
+def test_distributions_hold_what_is_compiled(built):
+    """A wheel is built from the sdist, so the sources in that are enough."""
+    names = zipfile.ZipFile(built.wheel).namelist()
+    for module in ("agentcache/pools/_pages", "agentcache/kernels/_rows"):
+        assert any(name.startswith(f"{module}.") and name.endswith(".so") for name in names)
+    with tarfile.open(built.sdist) as sdist:
+        inside = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"agentcache/kernels/_rows.h", "agentcache/kernels/_rows.pyx"} <= inside
 
 
 def test_wheel_holds_the_data_of_the_package(built):
