@@ -202,3 +202,23 @@ def test_column_forks_says_its_own_or_has_its_output_rewritten(ours):
     assert again["greedy"] == own["out"]
     assert again["out"] == SAID
     assert again["computed"] == 1
+
+
+def test_slots_counts_what_all_sessions_decode_together(
+    script: Callable[[str], dict[str, Any]], micro_folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = script("slots.py")
+    options = ["--model", micro_folder, "--sessions", "2", "--threads", "1", "--json", "-"]
+    assert names["main"](options) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["who"] == "ours"
+    assert len(row["rounds"]) == names["NUM_ROUNDS"]
+    assert row["tokens_per_s"] == max(row["rounds"]) > 0
+
+
+def test_slots_wants_both_a_server_and_its_model(
+    script: Callable[[str], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script("slots.py")["main"](["--server", "llama-server"])
+    assert "--gguf" in capsys.readouterr().err
