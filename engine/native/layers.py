@@ -71,20 +71,20 @@ class GatedNorm:
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
         """Of [N, width], or of [N, heads, width] with a norm of each head; y may be overwritten."""
-        if self.act is F.silu and y.dim() == 2 and rows.takes(y):
+        if self.act is F.silu and rows.takes(y):
             wide = rows.gate(
-                y.float(),
-                gate,
+                y.float().flatten(0, -2),
+                gate.flatten(0, -2),
                 self.weight,
                 eps=self.eps,
                 groups=self.groups,
                 norm_before_gate=self.gate_after,
             )
-            return wide.to(y.dtype)
+            return wide.to(y.dtype).view(y.shape)
         dtype, opened = y.dtype, self.act(gate.float())
         x = y.float() if self.gate_after else y.float() * opened
         parts = x.unflatten(-1, (self.groups, -1))
-        x = F.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(-2) * self.weight.float()
+        x = F.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(-2) * self.weight
         return (x * opened if self.gate_after else x).to(dtype)
 
 
