@@ -48,6 +48,8 @@ _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _FLOATS = frozenset({torch.float32, torch.bfloat16})
 _SPLITS = 8
 """Most parts that the keys of a row are gone through in, as in `_rows.h`."""
+_LANES = 16
+"""Numbers that the compiled loops take at a time; widths of keys and values are multiples of it."""
 
 IS_COMPILED = False
 """Whether the compiled forms are in use."""
@@ -327,9 +329,6 @@ def attend(
         torch.get_num_threads(),
     )
     return y.to(q.dtype)
-
-
-_LANES = 16
 
 
 def _attends(q: Tensor, keys: Tensor, values: Tensor) -> bool:

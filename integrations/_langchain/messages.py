@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import (
     AIMessage,
@@ -88,7 +88,7 @@ class _Asked:
 def _read(message: BaseMessage, index: int) -> dict[str, Any]:
     role = _ROLES.get(type(message)) or _role(message, index)
     if role == "assistant":
-        return _read_reply(cast("AIMessage", message), index)
+        return _read_reply(message, index)
     content = message.content
     if not isinstance(content, str):
         content = "\n".join(_texts(content, f"message {index} ({message.type})"))
@@ -123,8 +123,9 @@ def _role(message: BaseMessage, index: int) -> str:
     return role
 
 
-def _read_reply(message: AIMessage, index: int) -> dict[str, Any]:
-    """A reply; its name is the agent's, which frameworks add and no model wrote."""
+def _read_reply(message: BaseMessage, index: int) -> dict[str, Any]:
+    """A reply; its name is the agent's, which frameworks add and no model wrote. Only an AIMessage
+    has calls: a ChatMessage may be a reply too."""
     content: Any = message.content
     thoughts = message.additional_kwargs.get("reasoning_content")
     if not isinstance(content, str):
@@ -135,8 +136,10 @@ def _read_reply(message: AIMessage, index: int) -> dict[str, Any]:
     read = {"role": "assistant", "content": content}
     if thoughts:
         read["reasoning_content"] = thoughts
-    calls = [_call(call, call["args"]) for call in message.tool_calls]
-    calls += [_call(call, call["args"] or "") for call in message.invalid_tool_calls]
+    calls = []
+    if isinstance(message, AIMessage):
+        calls = [_call(call, call["args"]) for call in message.tool_calls]
+        calls += [_call(call, call["args"] or "") for call in message.invalid_tool_calls]
     if calls:
         read["tool_calls"] = calls
     return _marked(read, message)

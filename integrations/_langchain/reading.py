@@ -147,7 +147,7 @@ class _Print:
         extras = [*map(_extras_of, fields)]
         answered: list[Any] = [None] * len(kinds)
         rest: list[Any] = [b""] * len(kinds)
-        said = not (_KINDS.issuperset(kinds) and {*map(type, contents)} <= {str})
+        all_plain = _KINDS.issuperset(kinds) and {*map(type, contents)} <= {str}
         for i, kind in enumerate(kinds):
             if kind is HumanMessage:
                 pass
@@ -155,10 +155,12 @@ class _Print:
                 answered[i] = fields[i]["tool_call_id"]
             elif fields[i].get("tool_calls") or fields[i].get("invalid_tool_calls"):
                 rest[i] = _frozen(kind, fields[i])
-            if said or extras[i]:
+            if extras[i]:
                 rest[i] = _frozen(kind, fields[i])
-                if type(contents[i]) is not str:
-                    contents[i] = None
+            if all_plain:
+                continue
+            if kind not in _KINDS or type(contents[i]) is not str:
+                rest[i], contents[i] = _frozen(kind, fields[i]), None
         return cls(kinds, contents, [*map(_name_of, fields)], answered, rest)
 
     def num_same(self, other: _Print) -> int:

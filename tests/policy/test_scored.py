@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from testkit.helpers import ids
@@ -114,6 +115,50 @@ def test_what_is_about_to_be_chosen_is_looked_at_again() -> None:
     order.remove(nodes[1])
     nodes[2].last_access = 9.0  # without a push
     assert drain(order) == [nodes[3], nodes[2]]
+
+
+class Alone(ByValue):
+    """The same, which says that no score depends on another candidate."""
+
+    alone = True
+
+
+class Together(ByValue):
+    """Scores depend on all candidates: their distance from the highest."""
+
+    def scores(self, columns: Mapping[str, Floats], now: float) -> Floats:
+        self.scored += 1
+        self.widths.append(len(columns["value"]))
+        distance: Floats = columns["value"] - columns["value"].max()
+        return distance
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: list[int] = []
+
+
+@pytest.mark.parametrize("policy", [ByValue(), Alone(), Together()], ids=lambda p: type(p).__name__)
+def test_values_that_changed_without_a_push_count_when_a_batch_is_chosen(policy: ByValue) -> None:
+    order = ScoredOrder(policy, least_batch=4, share=0.0)
+    first = [leaf(value) for value in (-4.0, -3.0, -2.0, -1.0)]
+    nodes = [leaf(value) for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
+    for each in (*first, *nodes):
+        order.push(each, 0.0)
+    assert [order.pop(0.0) for _ in first] == first
+    nodes[0].last_access, nodes[1].last_access = 3.5, 9.0
+    assert drain(order) == [nodes[i] for i in (2, 0, 3, 4, 5, 1)]
+
+
+def test_only_scores_that_stand_alone_are_computed_for_some_candidates() -> None:
+    policy = Together()
+    order = ScoredOrder(policy, least_batch=2, share=0.0)
+    nodes = [leaf(float(value)) for value in range(8)]
+    for each in nodes:
+        order.push(each, 0.0)
+    order.pop(0.0), order.pop(0.0)
+    nodes[2].last_access = 2.5
+    order.pop(0.0)
+    assert policy.widths == [8, 6, 6]
 
 
 def test_pop_looks_at_everybody_once_in_many_times() -> None:

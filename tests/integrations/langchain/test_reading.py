@@ -9,6 +9,7 @@ import pytest
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
+    ChatMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
@@ -63,6 +64,10 @@ CHANGES: dict[str, Callable[[list[Any]], Any]] = {
     "mark": lambda m: m[5].additional_kwargs.update(mark=True),
     "name": lambda m: setattr(m[1], "name", None),
     "order of results": lambda m: m.__setitem__(slice(3, 5), [m[4], m[3]]),
+    "whose results": lambda m: (
+        setattr(m[3], "tool_call_id", "c1"),
+        setattr(m[4], "tool_call_id", "c2"),
+    ),
     "more calls": lambda m: m.__setitem__(2, AIMessage("", tool_calls=calls("c1", "c2", "c3"))),
     "one less": lambda m: m.pop(),
     "replaced": lambda m: m.__setitem__(5, HumanMessage("seven")),
@@ -79,6 +84,34 @@ def test_whatever_is_changed_in_place_is_read_anew(name: str) -> None:
     check(reader, messages)
     CHANGES["content"](messages)
     check(reader, messages)
+
+
+def test_who_says_a_plain_text_counts() -> None:
+    reader = MessageReader(4)
+    messages: list[BaseMessage] = [
+        SystemMessage("rules"),
+        HumanMessage("a"),
+        AIMessage("b"),
+        ChatMessage("c", role="user"),
+    ]
+    check(reader, messages)
+    messages[2] = HumanMessage("b")
+    check(reader, messages)
+    messages[3].role = "assistant"  # type: ignore[attr-defined]
+    check(reader, messages)
+
+
+def test_blocks_in_one_message_leave_the_others_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[type] = []
+
+    def counted(kind: type, fields: dict[str, Any]) -> object:
+        frozen.append(kind)
+        return freeze(kind, fields)
+
+    freeze = reading._frozen
+    monkeypatch.setattr(reading, "_frozen", counted)
+    MessageReader(4).read("a", thread())
+    assert frozen == [SystemMessage, AIMessage, AIMessage]  # blocks, calls, thinking
 
 
 def test_what_was_read_stays_as_it_was_when_its_messages_are_changed_in_place() -> None:
