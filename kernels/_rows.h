@@ -1,6 +1,10 @@
 /* Inner loops for a few rows at a time, as in a decode step: bound by what they read, so each
    weight and each state is read once, and what surrounds a product is done in the same pass.
 
+   An operation is a struct with addresses and sizes, and has one phase or two, each of which can
+   be done in any number of parts (`share`). So it can be done at once (`run`), or kept in a list
+   and done later with what then lies at the same addresses (`run_all`).
+
    Sums run in an order that depends on no thread and on no other row. Numbers of 16 bits are
    bfloat16. Needs GCC's or Clang's vector extensions; one build holds code for several
    generations of x86-64, of which the loader takes the best. */
@@ -11,6 +15,24 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#define TEAM omp_get_num_threads()
+#else
+#define TEAM 1
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <sched.h>
+#define YIELD sched_yield()
+#else
+#define YIELD (void)0
+#endif
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE __builtin_ia32_pause()
+#else
+#define PAUSE (void)0
+#endif
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -141,7 +163,8 @@ INLINE vf vsilu(vf x) { return x / (1.0f + vexp(-x)); }
 /* ---- products: y[r][o] = (sum_i x[r][i] w[o][i] * wscale[o] + bias[o]) * scale[o] ---- */
 
 typedef struct {
-    const float *x; /* [rows, in] */
+    const void *narrow; /* [rows, in] bfloat16, widened into x first; or NULL */
+    float *x;       /* [rows, in] */
     const void *w;  /* [out, in] */
     const float *wscale, *bias, *scale; /* [out], or NULL for none */
     void *y;        /* [rows, out] */
@@ -172,7 +195,7 @@ INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
         for (int j = 0; j < 4; j++) put(p->y, at + j, BF16, s[j]);
 }
 
-#define TILE(NUM_R, NUM_O, AHEAD, R)                                                              \
+#define TILE(NUM_R, NUM_O, FROM, TO, R)                                                            \
     do {                                                                                          \
         vf acc[NUM_R][NUM_O];                                                                     \
         for (int a = 0; a < NUM_R; a++)                                                           \
@@ -182,7 +205,8 @@ INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
             vf wv[NUM_O];                                                                         \
             for (int b = 0; b < NUM_O; b++) {                                                     \
                 wv[b] = load(p->w, (o + b) * p->in + i, kind);                                    \
-                if (AHEAD) __builtin_prefetch(at(p->w, (o + NUM_O + b) * p->in + i, kind));       \
+                if (FROM <= b && b < TO)                                                          \
+                    __builtin_prefetch(at(p->w, (o + NUM_O + b) * p->in + i, kind));              \
             }                                                                                     \
             for (int a = 0; a < NUM_R; a++) {                                                     \
                 vf xv = load(p->x, (R + a) * p->in + i, F32);                                     \
@@ -204,16 +228,32 @@ INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
         }                                                                                         \
     } while (0)
 
-/* With the first rows the next weights are called for, which the others find near by. */
+/* One to three rows. */
+#define REST(NUM_O, TO, R)                                                                        \
+    do {                                                                                          \
+        switch (p->rows - (R)) {                                                                  \
+        case 3: TILE(3, NUM_O, 0, TO, R); break;                                                  \
+        case 2: TILE(2, NUM_O, 0, TO, R); break;                                                  \
+        case 1: TILE(1, NUM_O, 0, TO, R); break;                                                  \
+        }                                                                                         \
+    } while (0)
+
+/* The next weights are called for on the way, half with each of the first two tiles, so that memory
+   is as busy with one as with the other; what is left finds them near by. */
 #define TILES(NUM_O)                                                                              \
     do {                                                                                          \
-        int64_t r = p->rows < 4 ? 0 : 4;                                                          \
-        if (r) TILE(4, NUM_O, 1, 0);                                                              \
-        for (; r + 4 <= p->rows; r += 4) TILE(4, NUM_O, 0, r);                                    \
-        switch (p->rows - r) {                                                                    \
-        case 3: TILE(3, NUM_O, 1, r); break;                                                      \
-        case 2: TILE(2, NUM_O, 1, r); break;                                                      \
-        case 1: TILE(1, NUM_O, 1, r); break;                                                      \
+        int64_t r = 4;                                                                            \
+        if (p->rows < 4) {                                                                        \
+            REST(NUM_O, NUM_O, 0);                                                                \
+        } else {                                                                                  \
+            if (p->rows < 8) {                                                                    \
+                TILE(4, NUM_O, 0, NUM_O, 0);                                                      \
+            } else {                                                                              \
+                TILE(4, NUM_O, 0, NUM_O / 2, 0);                                                  \
+                TILE(4, NUM_O, NUM_O / 2, NUM_O, 4);                                              \
+                for (r = 8; r + 4 <= p->rows; r += 4) TILE(4, NUM_O, 0, 0, r);                    \
+            }                                                                                     \
+            REST(NUM_O, 0, r);                                                                    \
         }                                                                                         \
     } while (0)
 
@@ -257,32 +297,36 @@ CLONES static void outputs_i8(const product *p, int64_t from, int64_t to) {
     widened_outputs(p, from, to, I8);
 }
 
-static void product_part(const product *p, int64_t from, int64_t to) {
-    if (p->kind == F32) outputs_f32(p, from, to);
-    else if (p->kind == BF16) outputs_bf16(p, from, to);
-    else outputs_i8(p, from, to);
+CLONES static void widen_part(const void *x, float *y, int64_t from, int64_t to) {
+    int64_t i = from;
+    for (; i + LANES <= to; i += LANES) store(y + i, load(x, i, BF16));
+    for (; i < to; i++) y[i] = get(x, i, BF16);
 }
 
-/* Work below this many multiplications is done sooner than a second thread has heard of it. */
-enum { WORTH_THREADS = 1 << 15 };
+/* Many rows go in blocks that stay in the cache next to a core while all weights pass by, but not
+   in so small ones that reading the weights is what takes the time. */
+enum { BLOCK_BYTES = 1 << 18, LEAST_BLOCK = 64 };
 
-static void run_product(const product *p, int threads) {
-    if (threads < 2 || p->rows * p->in * p->out < WORTH_THREADS) {
-        product_part(p, 0, p->out);
+static void share_product(const product *p, int phase, int64_t t, int64_t threads) {
+    if (p->narrow && phase == 0) {
+        int64_t num = p->rows * p->in;
+        widen_part(p->narrow, p->x, num * t / threads, num * (t + 1) / threads);
         return;
     }
     int64_t blocks = (p->out + 3) / 4;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int t = 0; t < threads; t++) {
-        int64_t from = 4 * (blocks * t / threads), to = 4 * (blocks * (t + 1) / threads);
-        product_part(p, from, to < p->out ? to : p->out);
+    int64_t from = 4 * (blocks * t / threads), to = 4 * (blocks * (t + 1) / threads);
+    int64_t most = BLOCK_BYTES / (4 * p->in) / 4 * 4;
+    if (to > p->out) to = p->out;
+    if (most < LEAST_BLOCK) most = LEAST_BLOCK;
+    product part = *p;
+    for (int64_t r = 0; r < p->rows; r += most) {
+        part.x = p->x + r * p->in;
+        part.y = (void *)at(p->y, r * p->out, p->y_kind);
+        part.rows = p->rows - r < most ? p->rows - r : most;
+        if (p->kind == F32) outputs_f32(&part, from, to);
+        else if (p->kind == BF16) outputs_bf16(&part, from, to);
+        else outputs_i8(&part, from, to);
     }
-}
-
-CLONES static void widen_all(const void *x, float *y, int64_t num) {
-    int64_t i = 0;
-    for (; i + LANES <= num; i += LANES) store(y + i, load(x, i, BF16));
-    for (; i < num; i++) y[i] = get(x, i, BF16);
 }
 
 /* ---- norms and gates of rows ---- */
@@ -308,27 +352,41 @@ INLINE void norm_row(const void *x, const float *weight, void *y, int64_t num, f
     for (; i < num; i++) put(y, i, kind, get(x, i, kind) * factor * weight[i]);
 }
 
-CLONES static void norm_part(const void *x, const float *weight, void *y, int64_t from, int64_t to,
-                             int64_t num, float eps, int kind) {
-    for (int64_t r = from; r < to; r++) {
-        if (kind == F32)
-            norm_row((const float *)x + r * num, weight, (float *)y + r * num, num, eps, F32);
-        else
-            norm_row((const uint16_t *)x + r * num, weight, (uint16_t *)y + r * num, num, eps, BF16);
-    }
+/* rows of `inner` parts of `num` each, the rows x_stride apart; each part is normed by itself */
+typedef struct {
+    const void *x;
+    const float *weight; /* [num] */
+    void *y;             /* [rows, inner, num] */
+    int64_t rows, inner, num, x_stride;
+    float eps;
+    int kind;
+} norm;
+
+INLINE void norm_rows(const norm *n, int64_t from, int64_t to, int kind) {
+    for (int64_t u = from; u < to; u++)
+        norm_row(at(n->x, u / n->inner * n->x_stride + u % n->inner * n->num, kind), n->weight,
+                 (void *)at(n->y, u * n->num, kind), n->num, n->eps, kind);
 }
 
-static void run_rms_norm(const void *x, const float *weight, void *y, int64_t rows, int64_t num,
-                         float eps, int kind, int threads) {
-    if (rows * num < WORTH_THREADS) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int t = 0; t < threads; t++)
-        norm_part(x, weight, y, rows * t / threads, rows * (t + 1) / threads, num, eps, kind);
+CLONES static void share_norm(const norm *n, int64_t t, int64_t threads) {
+    int64_t units = n->rows * n->inner, from = units * t / threads, to = units * (t + 1) / threads;
+    if (n->kind == F32) norm_rows(n, from, to, F32);
+    else norm_rows(n, from, to, BF16);
 }
 
 /* y = silu(gate) * up, of rows [gate, up] */
-CLONES static void silu_mul_part(const void *x, void *y, int64_t from, int64_t to, int64_t num,
-                                 int kind) {
+typedef struct {
+    const void *x; /* [rows, 2, num] */
+    void *y;       /* [rows, num] */
+    int64_t rows, num;
+    int kind;
+} opening;
+
+CLONES static void share_silu_mul(const opening *o, int64_t t, int64_t threads) {
+    const void *x = o->x;
+    void *y = o->y;
+    int64_t num = o->num, from = o->rows * t / threads, to = o->rows * (t + 1) / threads;
+    int kind = o->kind;
     for (int64_t r = from; r < to; r++) {
         int64_t i = 0, at = 2 * r * num;
         if (kind == F32)
@@ -348,13 +406,6 @@ CLONES static void silu_mul_part(const void *x, void *y, int64_t from, int64_t t
     }
 }
 
-static void run_silu_mul(const void *x, void *y, int64_t rows, int64_t num, int kind, int threads) {
-    if (rows * num < WORTH_THREADS) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int t = 0; t < threads; t++)
-        silu_mul_part(x, y, rows * t / threads, rows * (t + 1) / threads, num, kind);
-}
-
 /* y *= silu(gate), with a norm of groups of each row before that, after it, or none */
 typedef struct {
     float *y;          /* [rows, width] */
@@ -365,8 +416,9 @@ typedef struct {
     int kind, norm_before_gate;
 } gating;
 
-CLONES static void gate_part(const gating *g, int64_t from, int64_t to) {
+CLONES static void share_gate(const gating *g, int64_t t, int64_t threads) {
     int64_t width = g->width, part = width / g->groups;
+    int64_t from = g->rows * t / threads, to = g->rows * (t + 1) / threads;
     for (int64_t r = from; r < to; r++) {
         float *y = g->y + r * width;
         int64_t at = r * g->gate_stride, i;
@@ -381,13 +433,6 @@ CLONES static void gate_part(const gating *g, int64_t from, int64_t to) {
         for (int64_t n = 0; g->norm && !g->norm_before_gate && n < g->groups; n++)
             norm_row(y + n * part, g->norm + n * part, y + n * part, part, g->eps, F32);
     }
-}
-
-static void run_gate(const gating *g, int threads) {
-    if (g->rows * g->width < WORTH_THREADS) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int t = 0; t < threads; t++)
-        gate_part(g, g->rows * t / threads, g->rows * (t + 1) / threads);
 }
 
 /* ---- one token of Mamba-2 for each of several sequences (arXiv:2405.21060) ---- */
@@ -461,32 +506,29 @@ CLONES static void m2_head(const mamba2 *m, int64_t r, int64_t h) {
     }
 }
 
-static void run_mamba2(const mamba2 *m, int threads) {
-    int64_t rows = m->rows, heads = m->heads, channels = m2_channels(m);
-    if (rows * heads * m->head_dim * m->state_dim < WORTH_THREADS) threads = 1;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for schedule(static)
-        for (int64_t u = 0; u < rows * threads; u++) {
-            int64_t r = u / threads, t = u % threads, blocks = (channels + LANES - 1) / LANES;
-            int64_t to = LANES * (blocks * (t + 1) / threads);
-            m2_convolve(m, r, LANES * (blocks * t / threads), to < channels ? to : channels);
-        }
-#pragma omp for schedule(static)
-        for (int64_t u = 0; u < rows * heads; u++) m2_head(m, u / heads, u % heads);
+static void share_mamba2(const mamba2 *m, int phase, int64_t t, int64_t threads) {
+    int64_t channels = m2_channels(m), blocks = (channels + LANES - 1) / LANES;
+    int64_t units = m->rows * m->heads;
+    if (phase == 0) {
+        int64_t from = LANES * (blocks * t / threads), to = LANES * (blocks * (t + 1) / threads);
+        for (int64_t r = 0; r < m->rows; r++)
+            m2_convolve(m, r, from, to < channels ? to : channels);
+        return;
     }
+    for (int64_t u = units * t / threads; u < units * (t + 1) / threads; u++)
+        m2_head(m, u / m->heads, u % m->heads);
 }
 
 /* ---- one token's attention to the keys of its sequence, by runs of slots ---- */
 
 typedef struct {
-    const float *q;             /* [rows, heads, D] */
+    const float *q;             /* [rows, heads, D], rows q_stride apart */
     const void *k, *v;          /* [slots, kv_heads, D or Dv], slots k_stride and v_stride apart */
     const int64_t *runs;        /* [num, 2]: start and length, row after row */
     const int64_t *first_run;   /* [rows + 1] */
     const float *sinks;         /* [heads] or NULL */
     float *y, *part;            /* [rows, heads, Dv]; scratch [rows, SPLITS, heads, Dv + 2] */
-    int64_t rows, heads, kv_heads, D, Dv, k_stride, v_stride;
+    int64_t rows, heads, kv_heads, D, Dv, q_stride, k_stride, v_stride;
     float scale, soft_cap;      /* soft_cap 0: none */
     int kind;
 } attention;
@@ -562,7 +604,7 @@ INLINE void attend(const attention *a, int64_t r, int64_t kv, int64_t split, flo
         int64_t j = from > seen ? from - seen : 0, end = to - seen < len ? to - seen : len;
         for (; j < end; j += CHUNK) {
             int64_t num = end - j < CHUNK ? end - j : CHUNK;
-            attend_chunk(a, a->q + (r * a->heads + kv * group) * a->D,
+            attend_chunk(a, a->q + r * a->q_stride + kv * group * a->D,
                          (const char *)a->k + ((start + j) * a->k_stride + kv * a->D) * size,
                          (const char *)a->v + ((start + j) * a->v_stride + kv * a->Dv) * size, num,
                          group, scores, out, kind);
@@ -599,28 +641,208 @@ CLONES static void merge(const attention *a, int64_t r, int64_t h) {
         for (int64_t i = 0; i < a->Dv; i++) y[i] /= total;
 }
 
-static int run_attention(const attention *a, int threads) {
-    int64_t units = a->rows * a->kv_heads * SPLITS, group = a->heads / a->kv_heads, work = 0;
-    for (int64_t n = 0; n < a->first_run[a->rows]; n++) work += a->runs[2 * n + 1];
-    if (threads < 1 || work * a->heads * a->D < WORTH_THREADS) threads = 1;
-    float *scores = malloc((size_t)threads * group * CHUNK * sizeof(float));
-    if (!scores) return -1;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for schedule(static)
-        for (int t = 0; t < threads; t++) /* of a row with one part, that is one thread's */
-            for (int64_t u = t; u < units; u += threads) {
-                int64_t split = u % SPLITS, rest = u / SPLITS;
-                float *own = scores + t * group * CHUNK;
-                if (a->kind == F32)
-                    attend_f32(a, rest / a->kv_heads, rest % a->kv_heads, split, own);
-                else attend_bf16(a, rest / a->kv_heads, rest % a->kv_heads, split, own);
-            }
-#pragma omp for schedule(static)
-        for (int64_t u = 0; u < a->rows * a->heads; u++) merge(a, u / a->heads, u % a->heads);
+static void share_attention(const attention *a, int phase, int64_t t, int64_t threads) {
+    int64_t units = a->rows * a->kv_heads * SPLITS, all = a->rows * a->heads;
+    if (phase == 0) {
+        float scores[a->heads / a->kv_heads * CHUNK];
+        for (int64_t u = t; u < units; u += threads) { /* of a row with one part, all are t's */
+            int64_t split = u % SPLITS, rest = u / SPLITS;
+            if (a->kind == F32)
+                attend_f32(a, rest / a->kv_heads, rest % a->kv_heads, split, scores);
+            else attend_bf16(a, rest / a->kv_heads, rest % a->kv_heads, split, scores);
+        }
+        return;
     }
-    free(scores);
-    return 0;
+    for (int64_t u = all * t / threads; u < all * (t + 1) / threads; u++)
+        merge(a, u / a->heads, u % a->heads);
+}
+
+/* ---- moving rows about ---- */
+
+/* y = alpha * a + beta * b, or alpha * a */
+typedef struct {
+    const void *a, *b; /* [num]; b may be NULL */
+    void *y;           /* [num] */
+    int64_t num;
+    float alpha, beta;
+    int kind;
+} summing;
+
+CLONES static void do_sum(const summing *s) {
+    int64_t i = 0;
+    if (s->kind == F32)
+        for (; i + LANES <= s->num; i += LANES) {
+            vf v = load(s->a, i, F32) * s->alpha;
+            if (s->b) v += load(s->b, i, F32) * s->beta;
+            store((float *)s->y + i, v);
+        }
+    for (; i < s->num; i++) {
+        float v = get(s->a, i, s->kind) * s->alpha;
+        if (s->b) v += get(s->b, i, s->kind) * s->beta;
+        put(s->y, i, s->kind, v);
+    }
+}
+
+/* y[to ? to[r] : r] = x[from ? from[r] : r], rows of num */
+typedef struct {
+    const void *x;
+    void *y;
+    const int64_t *from, *to; /* [rows], or NULL where rows follow each other */
+    int64_t rows, num, x_stride, y_stride;
+    int kind, y_kind;
+} moving;
+
+CLONES static void do_move(const moving *m) {
+    for (int64_t r = 0; r < m->rows; r++) {
+        int64_t in = (m->from ? m->from[r] : r) * m->x_stride;
+        int64_t out = (m->to ? m->to[r] : r) * m->y_stride;
+        if (m->kind == m->y_kind)
+            memcpy((void *)at(m->y, out, m->kind), at(m->x, in, m->kind),
+                   m->num * (m->kind == F32 ? 4 : 2));
+        else
+            for (int64_t i = 0; i < m->num; i++)
+                put(m->y, out + i, m->y_kind, get(m->x, in + i, m->kind));
+    }
+}
+
+/* y: x [rows, heads, D] with its positions in it (arXiv:2104.09864): pairs of the first 2 * num
+   channels of each head are turned by position * frequency, the others copied */
+typedef struct {
+    const void *x;
+    void *y;                  /* [rows, heads, D] */
+    const int64_t *positions; /* [rows] */
+    const float *frequencies; /* [num] */
+    int64_t rows, heads, D, num, x_stride;
+    float scale;              /* on cosine and sine */
+    int in_turns, kind;       /* in_turns: neighbours are pairs, not halves */
+} rotation;
+
+CLONES static void do_rotate(const rotation *o) {
+    int64_t apart = o->in_turns ? 1 : o->num, step = o->in_turns ? 2 : 1;
+    for (int64_t r = 0; r < o->rows; r++)
+        for (int64_t i = 0; i < o->num; i++) {
+            double angle = (double)((float)o->positions[r] * o->frequencies[i]);
+            float c = (float)cos(angle) * o->scale, s = (float)sin(angle) * o->scale;
+            for (int64_t h = 0; h < o->heads; h++) {
+                int64_t in = r * o->x_stride + h * o->D + i * step;
+                int64_t out = (r * o->heads + h) * o->D + i * step;
+                float a = get(o->x, in, o->kind), b = get(o->x, in + apart, o->kind);
+                put(o->y, out, o->kind, a * c - b * s);
+                put(o->y, out + apart, o->kind, b * c + a * s);
+            }
+        }
+    for (int64_t u = 0; u < o->rows * o->heads; u++)
+        for (int64_t i = 2 * o->num; i < o->D; i++)
+            put(o->y, u * o->D + i, o->kind,
+                get(o->x, u / o->heads * o->x_stride + u % o->heads * o->D + i, o->kind));
+}
+
+/* ---- operations, one after the other ---- */
+
+enum what { PRODUCT, NORM, SILU_MUL, GATE, MAMBA2, ATTENTION, SUM, MOVE, ROTATE };
+
+typedef struct {
+    enum what what;
+    union {
+        product product;
+        norm norm;
+        opening opening;
+        gating gating;
+        mamba2 mamba2;
+        attention attention;
+        summing sum;
+        moving moving;
+        rotation rotation;
+    };
+} operation;
+
+/* Multiplications, or as much; 0 where one thread does it all. */
+static int64_t work_of(const operation *o) {
+    int64_t keys = 0;
+    switch (o->what) {
+    case PRODUCT: return o->product.rows * o->product.in * o->product.out;
+    case NORM: return o->norm.rows * o->norm.inner * o->norm.num;
+    case SILU_MUL: return o->opening.rows * o->opening.num;
+    case GATE: return o->gating.rows * o->gating.width;
+    case MAMBA2:
+        return o->mamba2.rows * o->mamba2.heads * o->mamba2.head_dim * o->mamba2.state_dim;
+    case ATTENTION:
+        for (int64_t n = 0; n < o->attention.first_run[o->attention.rows]; n++)
+            keys += o->attention.runs[2 * n + 1];
+        return keys * o->attention.heads * o->attention.D;
+    default: return 0;
+    }
+}
+
+enum { MOST_PHASES = 2 };
+
+static int phases_of(const operation *o) {
+    return o->what == MAMBA2 || o->what == ATTENTION || (o->what == PRODUCT && o->product.narrow)
+               ? 2
+               : 1;
+}
+
+/* Part number `part` of a phase that is done in so many parts. */
+static void share(const operation *o, int phase, int64_t part, int64_t parts) {
+    switch (o->what) {
+    case PRODUCT: share_product(&o->product, phase, part, parts); break;
+    case NORM: share_norm(&o->norm, part, parts); break;
+    case SILU_MUL: share_silu_mul(&o->opening, part, parts); break;
+    case GATE: share_gate(&o->gating, part, parts); break;
+    case MAMBA2: share_mamba2(&o->mamba2, phase, part, parts); break;
+    case ATTENTION: share_attention(&o->attention, phase, part, parts); break;
+    case SUM: do_sum(&o->sum); break;
+    case MOVE: do_move(&o->moving); break;
+    case ROTATE: do_rotate(&o->rotation); break;
+    }
+}
+
+/* Work below this is done sooner than a second thread has heard of it. */
+enum { WORTH_THREADS = 1 << 15, PARTS_PER_THREAD = 4 };
+
+/* How far a phase has come: its next part that nobody has begun, and how many are done. */
+typedef struct {
+    int64_t next, done;
+    char apart[48]; /* from the next one, which other threads may be at */
+} progress;
+
+static void wait_for(const int64_t *done, int64_t parts) {
+    for (int looks = 0; __atomic_load_n(done, __ATOMIC_ACQUIRE) < parts; looks++) {
+        PAUSE;
+        if (looks > 4096) YIELD; /* whoever has the last part may be waiting for this processor */
+    }
+}
+
+/* One thread's way through the list. Whoever comes by takes the next part, so that a thread which
+   gets no processor holds up nobody: the others do its work, and it passes over what is done. */
+static void go_through(const operation *all, int64_t num, progress *at, int64_t team) {
+    for (const operation *o = all; o < all + num; o++) {
+        int64_t parts = work_of(o) < WORTH_THREADS ? 1 : PARTS_PER_THREAD * team, part;
+        for (int phase = 0; phase < phases_of(o); phase++, at++) {
+            while ((part = __atomic_fetch_add(&at->next, 1, __ATOMIC_RELAXED)) < parts) {
+                share(o, phase, part, parts);
+                __atomic_fetch_add(&at->done, 1, __ATOMIC_RELEASE);
+            }
+            wait_for(&at->done, parts);
+        }
+    }
+}
+
+/* All of them in order. at: MOST_PHASES for each. */
+static void run_all(const operation *all, int64_t num, progress *at, int threads) {
+    if (threads < 2) {
+        for (int64_t n = 0; n < num; n++)
+            for (int phase = 0; phase < phases_of(all + n); phase++) share(all + n, phase, 0, 1);
+        return;
+    }
+    memset(at, 0, num * MOST_PHASES * sizeof(progress));
+#pragma omp parallel num_threads(threads)
+    go_through(all, num, at, TEAM);
+}
+
+static void run(const operation *o, int threads) {
+    progress at[MOST_PHASES];
+    run_all(o, 1, at, work_of(o) < WORTH_THREADS ? 1 : threads);
 }
 
 #endif

@@ -1,6 +1,12 @@
+class Tape:
+    def __len__(self) -> int: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def play(self, threads: int) -> None: ...
+
 def linear(
+    narrow: int,
     x: int,
-    x_kind: int,
     rows: int,
     columns: int,
     w: int,
@@ -14,7 +20,16 @@ def linear(
     threads: int,
 ) -> None: ...
 def rms_norm(
-    x: int, weight: int, y: int, rows: int, num: int, eps: float, kind: int, threads: int
+    x: int,
+    x_stride: int,
+    weight: int,
+    y: int,
+    rows: int,
+    inner: int,
+    num: int,
+    eps: float,
+    kind: int,
+    threads: int,
 ) -> None: ...
 def silu_mul(x: int, y: int, rows: int, num: int, kind: int, threads: int) -> None: ...
 def gate(
@@ -58,6 +73,7 @@ def mamba2_step(
 ) -> None: ...
 def attend(
     q: int,
+    q_stride: int,
     k: int,
     v: int,
     kind: int,
@@ -75,5 +91,36 @@ def attend(
     soft_cap: float,
     part: int,
     y: int,
+    threads: int,
+) -> None: ...
+def sum_of_two(
+    a: int, alpha: float, b: int, beta: float, y: int, num: int, kind: int, threads: int
+) -> None: ...
+def move(
+    x: int,
+    kind: int,
+    x_stride: int,
+    source: int,
+    y: int,
+    y_kind: int,
+    y_stride: int,
+    to: int,
+    rows: int,
+    num: int,
+    threads: int,
+) -> None: ...
+def rotate(
+    x: int,
+    kind: int,
+    x_stride: int,
+    y: int,
+    positions: int,
+    frequencies: int,
+    rows: int,
+    heads: int,
+    width: int,
+    num: int,
+    scale: float,
+    in_turns: int,
     threads: int,
 ) -> None: ...

@@ -5,12 +5,16 @@ Sizes and meaning of every argument are those of the structs in `_rows.h`.
 """
 
 from libc.stdint cimport int64_t, uintptr_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, malloc, realloc
+from threading import get_ident
 
 
 cdef extern from "_rows.h" nogil:
+    enum: PRODUCT, NORM, SILU_MUL, GATE, MAMBA2, ATTENTION, SUM, MOVE, ROTATE
+
     ctypedef struct product:
-        const float *x
+        const void *narrow
+        float *x
         const void *w
         const float *wscale
         const float *bias
@@ -18,6 +22,20 @@ cdef extern from "_rows.h" nogil:
         void *y
         int64_t rows, columns "in", out, first
         int kind, y_kind
+
+    ctypedef struct norm:
+        const void *x
+        const float *weight
+        void *y
+        int64_t rows, inner, num, x_stride
+        float eps
+        int kind
+
+    ctypedef struct opening:
+        const void *x
+        void *y
+        int64_t rows, num
+        int kind
 
     ctypedef struct gating:
         float *y
@@ -53,61 +71,149 @@ cdef extern from "_rows.h" nogil:
         const float *sinks
         float *y
         float *part
-        int64_t rows, heads, kv_heads, D, Dv, k_stride, v_stride
+        int64_t rows, heads, kv_heads, D, Dv, q_stride, k_stride, v_stride
         float scale, soft_cap
         int kind
 
-    void run_product(const product *p, int threads)
-    void widen_all(const void *x, float *y, int64_t num)
-    void run_rms_norm(
-        const void *x, const float *weight, void *y, int64_t rows, int64_t num, float eps, int kind,
-        int threads)
-    void run_silu_mul(
-        const void *x, void *y, int64_t rows, int64_t num, int kind, int threads)
-    void run_gate(const gating *g, int threads)
-    void run_mamba2(const mamba2 *m, int threads)
-    int run_attention(const attention *a, int threads)
+    ctypedef struct summing:
+        const void *a
+        const void *b
+        void *y
+        int64_t num
+        float alpha, beta
+        int kind
+
+    ctypedef struct moving:
+        const void *x
+        void *y
+        const int64_t *source "from"
+        const int64_t *to
+        int64_t rows, num, x_stride, y_stride
+        int kind, y_kind
+
+    ctypedef struct rotation:
+        const void *x
+        void *y
+        const int64_t *positions
+        const float *frequencies
+        int64_t rows, heads, D, num, x_stride
+        float scale
+        int in_turns, kind
+
+    ctypedef struct operation:
+        int what
+        product product
+        norm norm
+        opening opening
+        gating gating
+        mamba2 mamba2
+        attention attention
+        summing sum
+        moving moving
+        rotation rotation
+
+    enum: MOST_PHASES
+
+    ctypedef struct progress:
+        pass
+
+    void run(const operation *o, int threads)
+    void run_all(const operation *all, int64_t num, progress *at, int threads)
+
+
+cdef class Tape:
+    """What one thread has had done between `start` and `stop`, to be done again."""
+
+    cdef operation *_all
+    cdef progress *_at
+    cdef Py_ssize_t _num, _room
+
+    def __dealloc__(self):
+        free(self._all)
+        free(self._at)
+
+    def __len__(self):
+        return self._num
+
+    cdef int _add(self, const operation *o) except -1:
+        cdef operation *more
+        if self._num == self._room:
+            self._room = 2 * self._room + 64
+            more = <operation *>realloc(self._all, self._room * sizeof(operation))
+            if more == NULL:
+                raise MemoryError
+            self._all = more
+        self._all[self._num] = o[0]
+        self._num += 1
+        return 0
+
+    def start(self):
+        """Note down what this thread has done from here on; it is done all the same."""
+        _tapes[get_ident()] = self
+
+    def stop(self):
+        del _tapes[get_ident()]
+        self._at = <progress *>malloc((self._num + 1) * MOST_PHASES * sizeof(progress))
+        if self._at == NULL:
+            raise MemoryError
+
+    def play(self, int threads):
+        """Do it all, with what then lies at the same addresses."""
+        with nogil:
+            run_all(self._all, self._num, self._at, threads)
+
+
+cdef dict _tapes = {}
+"""By thread."""
+
+
+cdef int _do(const operation *o, int threads) except -1:
+    cdef Tape tape
+    with nogil:
+        run(o, threads)
+    if _tapes:
+        tape = _tapes.get(get_ident())
+        if tape is not None:
+            tape._add(o)
+    return 0
 
 
 def linear(
-    uintptr_t x, int x_kind, int64_t rows, int64_t columns, uintptr_t w, int kind, int64_t out,
-    uintptr_t wscale, uintptr_t bias, uintptr_t scale, uintptr_t y, int y_kind, int threads,
+    uintptr_t narrow, uintptr_t x, int64_t rows, int64_t columns, uintptr_t w, int kind,
+    int64_t out, uintptr_t wscale, uintptr_t bias, uintptr_t scale, uintptr_t y, int y_kind,
+    int threads,
 ):
     """y [rows, out] = ((x [rows, columns] @ w [out, columns].T) * wscale + bias) * scale."""
-    cdef product p
-    cdef float *wide = NULL
-    p.x = <const float *>x
-    p.w = <const void *>w
-    p.wscale, p.bias, p.scale = <const float *>wscale, <const float *>bias, <const float *>scale
-    p.y = <void *>y
-    p.rows, p.columns, p.out, p.first = rows, columns, out, 0
-    p.kind, p.y_kind = kind, y_kind
-    if x_kind:
-        wide = <float *>malloc(rows * columns * sizeof(float))
-        if wide == NULL:
-            raise MemoryError
-    with nogil:
-        if x_kind:
-            widen_all(<const void *>x, wide, rows * columns)
-            p.x = wide
-        run_product(&p, threads)
-    free(wide)
+    cdef operation o
+    o.what = PRODUCT
+    o.product.narrow, o.product.x, o.product.w = <const void *>narrow, <float *>x, <const void *>w
+    o.product.wscale, o.product.bias = <const float *>wscale, <const float *>bias
+    o.product.scale, o.product.y = <const float *>scale, <void *>y
+    o.product.rows, o.product.columns, o.product.out, o.product.first = rows, columns, out, 0
+    o.product.kind, o.product.y_kind = kind, y_kind
+    _do(&o, threads)
 
 
 def rms_norm(
-    uintptr_t x, uintptr_t weight, uintptr_t y, int64_t rows, int64_t num, float eps, int kind,
-    int threads,
+    uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t rows, int64_t inner,
+    int64_t num, float eps, int kind, int threads,
 ):
-    """y = x / rms(x) * weight, row by row."""
-    with nogil:
-        run_rms_norm(
-            <const void *>x, <const float *>weight, <void *>y, rows, num, eps, kind, threads)
+    """y = x / rms(x) * weight, part by part of each row."""
+    cdef operation o
+    o.what = NORM
+    o.norm.x, o.norm.weight, o.norm.y = <const void *>x, <const float *>weight, <void *>y
+    o.norm.rows, o.norm.inner, o.norm.num, o.norm.x_stride = rows, inner, num, x_stride
+    o.norm.eps, o.norm.kind = eps, kind
+    _do(&o, threads)
 
 
 def silu_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t num, int kind, int threads):
     """y [rows, num] = silu(gate) * up of x [rows, 2, num]."""
-    with nogil:
-        run_silu_mul(<const void *>x, <void *>y, rows, num, kind, threads)
+    cdef operation o
+    o.what = SILU_MUL
+    o.opening.x, o.opening.y = <const void *>x, <void *>y
+    o.opening.rows, o.opening.num, o.opening.kind = rows, num, kind
+    _do(&o, threads)
 
 
 def gate(
@@ -115,12 +221,13 @@ def gate(
     uintptr_t norm, int64_t groups, int norm_before_gate, float eps, int threads,
 ):
     """y [rows, width] *= silu(gate), normed before or after that, or not at all."""
-    cdef gating g
-    g.y, g.gate, g.norm = <float *>y, <const void *>gate, <const float *>norm
-    g.rows, g.width, g.groups, g.gate_stride = rows, width, groups, gate_stride
-    g.eps, g.kind, g.norm_before_gate = eps, kind, norm_before_gate
-    with nogil:
-        run_gate(&g, threads)
+    cdef operation o
+    o.what = GATE
+    o.gating.y, o.gating.gate, o.gating.norm = <float *>y, <const void *>gate, <const float *>norm
+    o.gating.rows, o.gating.width, o.gating.groups = rows, width, groups
+    o.gating.gate_stride, o.gating.eps, o.gating.kind = gate_stride, eps, kind
+    o.gating.norm_before_gate = norm_before_gate
+    _do(&o, threads)
 
 
 def mamba2_step(
@@ -131,6 +238,7 @@ def mamba2_step(
     uintptr_t y, int threads,
 ):
     """One token for each of several sequences; states are moved on in place."""
+    cdef operation o
     cdef mamba2 m
     m.x, m.conv, m.state = <const void *>x, <void *>conv, <float *>state
     m.at = <const int64_t *>at
@@ -140,26 +248,68 @@ def mamba2_step(
     m.rows, m.heads, m.head_dim, m.groups, m.state_dim = rows, heads, head_dim, groups, state_dim
     m.num_taps, m.conv_stride, m.state_stride = num_taps, conv_stride, state_stride
     m.dt_min, m.dt_max, m.x_kind, m.conv_kind = dt_min, dt_max, x_kind, conv_kind
-    with nogil:
-        run_mamba2(&m, threads)
+    o.what, o.mamba2 = MAMBA2, m
+    _do(&o, threads)
 
 
 def attend(
-    uintptr_t q, uintptr_t k, uintptr_t v, int kind, int64_t k_stride, int64_t v_stride,
-    uintptr_t runs, uintptr_t first_run, int64_t rows, int64_t heads, int64_t kv_heads,
-    int64_t key_dim, int64_t value_dim, uintptr_t sinks, float scale, float soft_cap,
-    uintptr_t part, uintptr_t y, int threads,
+    uintptr_t q, int64_t q_stride, uintptr_t k, uintptr_t v, int kind, int64_t k_stride,
+    int64_t v_stride, uintptr_t runs, uintptr_t first_run, int64_t rows, int64_t heads,
+    int64_t kv_heads, int64_t key_dim, int64_t value_dim, uintptr_t sinks, float scale,
+    float soft_cap, uintptr_t part, uintptr_t y, int threads,
 ):
     """y [rows, heads, value_dim]: each row's attention to the keys in its runs of slots."""
+    cdef operation o
     cdef attention a
-    cdef int failed
     a.q, a.k, a.v = <const float *>q, <const void *>k, <const void *>v
     a.runs, a.first_run = <const int64_t *>runs, <const int64_t *>first_run
     a.sinks, a.y, a.part = <const float *>sinks, <float *>y, <float *>part
     a.rows, a.heads, a.kv_heads, a.D, a.Dv = rows, heads, kv_heads, key_dim, value_dim
-    a.k_stride, a.v_stride = k_stride, v_stride
+    a.q_stride, a.k_stride, a.v_stride = q_stride, k_stride, v_stride
     a.scale, a.soft_cap, a.kind = scale, soft_cap, kind
-    with nogil:
-        failed = run_attention(&a, threads)
-    if failed:
-        raise MemoryError
+    o.what, o.attention = ATTENTION, a
+    _do(&o, threads)
+
+
+def sum_of_two(
+    uintptr_t a, float alpha, uintptr_t b, float beta, uintptr_t y, int64_t num, int kind,
+    int threads,
+):
+    """y = alpha * a + beta * b, or without b."""
+    cdef operation o
+    o.what = SUM
+    o.sum.a, o.sum.b, o.sum.y = <const void *>a, <const void *>b, <void *>y
+    o.sum.alpha, o.sum.beta, o.sum.num, o.sum.kind = alpha, beta, num, kind
+    _do(&o, threads)
+
+
+def move(
+    uintptr_t x, int kind, int64_t x_stride, uintptr_t source, uintptr_t y, int y_kind,
+    int64_t y_stride, uintptr_t to, int64_t rows, int64_t num, int threads,
+):
+    """y[to] = x[source], row by row."""
+    cdef operation o
+    o.what = MOVE
+    o.moving.x, o.moving.y = <const void *>x, <void *>y
+    o.moving.source, o.moving.to = <const int64_t *>source, <const int64_t *>to
+    o.moving.rows, o.moving.num = rows, num
+    o.moving.x_stride, o.moving.y_stride = x_stride, y_stride
+    o.moving.kind, o.moving.y_kind = kind, y_kind
+    _do(&o, threads)
+
+
+def rotate(
+    uintptr_t x, int kind, int64_t x_stride, uintptr_t y, uintptr_t positions,
+    uintptr_t frequencies, int64_t rows, int64_t heads, int64_t width, int64_t num, float scale,
+    int in_turns, int threads,
+):
+    """y [rows, heads, width]: x with its positions in it."""
+    cdef operation o
+    o.what = ROTATE
+    o.rotation.x, o.rotation.y = <const void *>x, <void *>y
+    o.rotation.positions = <const int64_t *>positions
+    o.rotation.frequencies = <const float *>frequencies
+    o.rotation.rows, o.rotation.heads, o.rotation.D, o.rotation.num = rows, heads, width, num
+    o.rotation.x_stride, o.rotation.scale = x_stride, scale
+    o.rotation.in_turns, o.rotation.kind = in_turns, kind
+    _do(&o, threads)

@@ -12,8 +12,8 @@ off.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from itertools import pairwise
+import time
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,14 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable
 
 __all__ = [
     "IS_COMPILED",
+    "KINDS",
     "MOST_ROWS",
-    "KeyRuns",
-    "attend",
-    "attend_reference",
+    "address",
     "gate",
     "gate_reference",
     "linear",
@@ -38,19 +37,18 @@ __all__ = [
     "silu_mul",
     "silu_mul_reference",
     "takes",
+    "takes_many",
 ]
 
 MOST_ROWS = 32
 """Up to about so many rows a product takes no longer here than in PyTorch with weights that lie row
 by row, of which a few rows take it two to four times as long (bench/kernels/run.py --op rows)."""
 
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""Types by their number in `_rows.h`."""
+_TRIED_ROWS, _TRIED_WIDTH = 128, 512
+_CLEAR_LEAD = 1.2
 _FLOATS = frozenset({torch.float32, torch.bfloat16})
-_SPLITS = 8
-"""Most parts that the keys of a row are gone through in, as in `_rows.h`."""
-_LANES = 16
-"""Numbers that the compiled loops take at a time; widths of keys and values are multiples of it."""
-
 IS_COMPILED = False
 """Whether the compiled forms are in use."""
 
@@ -62,6 +60,30 @@ if os.environ.get("AGENTCACHE_PURE_PYTHON", "0") == "0":
         IS_COMPILED = True
     except ImportError:  # no compiler when it was installed, or another OpenMP
         pass
+
+
+@cache
+def takes_many() -> bool:
+    """Whether products of any number of rows go faster here than by PyTorch, on this machine.
+
+    Measured once: PyTorch's library for products takes wide vectors on the processors of one maker
+    only, and is twice as fast or half as fast as the compiled form by that. A clear lead is asked
+    for, so that every process on a machine decides the same.
+    """
+    if not IS_COMPILED:
+        return False
+    x, weight = torch.ones(_TRIED_ROWS, _TRIED_WIDTH), torch.ones(2 * _TRIED_WIDTH, _TRIED_WIDTH)
+
+    def seconds(product: Callable[[Tensor, Tensor], Tensor]) -> float:
+        times = []
+        for _ in range(6):
+            begin = time.perf_counter()
+            product(x, weight)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    with torch.inference_mode():
+        return seconds(linear) * _CLEAR_LEAD < seconds(F.linear)
 
 
 def takes(tensor: Tensor) -> bool:
@@ -103,26 +125,27 @@ def linear(
     >>> linear(torch.ones(2, 3), torch.ones(4, 3)).tolist()[0]
     [3.0, 3.0, 3.0, 3.0]
     """
-    if not takes(x) or weight.dtype not in _KINDS or not weight.is_contiguous():
+    if not takes(x) or weight.dtype not in KINDS or not weight.is_contiguous():
         return linear_reference(x, weight, weight_scale=weight_scale, bias=bias, scale=scale)
     x = x.contiguous()
     rows, columns = x.shape
     out = weight.shape[0]
     y = torch.empty((rows, out), dtype=x.dtype)
-    kind = _KINDS[x.dtype]
+    is_narrow = x.dtype != torch.float32
+    wide = torch.empty((rows, columns)) if is_narrow else x
     _rows.linear(
-        x.data_ptr(),
-        kind,
+        x.data_ptr() if is_narrow else 0,
+        wide.data_ptr(),
         rows,
         columns,
         weight.data_ptr(),
-        _KINDS[weight.dtype],
+        KINDS[weight.dtype],
         out,
-        _address(weight_scale),
-        _address(bias),
-        _address(scale),
+        address(weight_scale),
+        address(bias),
+        address(scale),
         y.data_ptr(),
-        kind,
+        KINDS[x.dtype],
         torch.get_num_threads(),
     )
     return y
@@ -137,20 +160,27 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` along the last dimension (arXiv:1910.07467, eq. 4).
 
-    x: [..., width]. weight: [width] float32.
+    x: [..., width]; of [R, parts, width] the rows may lie any distance apart. weight: [width]
+    float32.
     """
     if not takes(x):
         return rms_norm_reference(x, weight, eps)
-    x = x.contiguous()
-    y, width = torch.empty_like(x), weight.shape[0]
+    width = weight.shape[0]
+    if x.dim() != 3 or x.stride()[1:] != (width, 1):
+        x = x.contiguous()
+    y = torch.empty(x.shape, dtype=x.dtype)
+    rows = x.shape[0] if x.dim() == 3 else x.numel() // width
+    inner = x.shape[1] if x.dim() == 3 else 1
     _rows.rms_norm(
         x.data_ptr(),
+        x.stride(0) if x.dim() == 3 else width,
         weight.data_ptr(),
         y.data_ptr(),
-        x.numel() // width,
+        rows,
+        inner,
         width,
         eps,
-        _KINDS[x.dtype],
+        KINDS[x.dtype],
         torch.get_num_threads(),
     )
     return y
@@ -170,7 +200,7 @@ def silu_mul(x: Tensor) -> Tensor:
     rows, width = x.shape[0], x.shape[1] // 2
     y = torch.empty((rows, width), dtype=x.dtype)
     threads = torch.get_num_threads()
-    _rows.silu_mul(x.data_ptr(), y.data_ptr(), rows, width, _KINDS[x.dtype], threads)
+    _rows.silu_mul(x.data_ptr(), y.data_ptr(), rows, width, KINDS[x.dtype], threads)
     return y
 
 
@@ -216,11 +246,11 @@ def gate(
     _rows.gate(
         y.data_ptr(),
         gate.data_ptr(),
-        _KINDS[gate.dtype],
+        KINDS[gate.dtype],
         gate.stride(0),
         y.shape[0],
         y.shape[1],
-        _address(norm),
+        address(norm),
         groups,
         norm_before_gate,
         eps,
@@ -229,121 +259,6 @@ def gate(
     return y
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyRuns:
-    """Where the keys of each of several rows lie. pairs: [num, 2] int64, start and length of runs
-    of slots, row after row. firsts: [R + 1] int64, the first run of each row and the end."""
-
-    pairs: Tensor
-    firsts: Tensor
-
-    @classmethod
-    def of(cls, runs: Sequence[Sequence[tuple[int, int]]]) -> KeyRuns:
-        """By (start, length) for each row."""
-        firsts = [0]
-        for own in runs:
-            firsts.append(firsts[-1] + len(own))
-        return cls(
-            torch.tensor([pair for own in runs for pair in own], dtype=torch.int64),
-            torch.tensor(firsts, dtype=torch.int64),
-        )
-
-    def __iter__(self) -> Iterator[list[list[int]]]:
-        pairs, firsts = self.pairs.tolist(), self.firsts.tolist()
-        return (pairs[a:b] for a, b in pairwise(firsts))
-
-
-def attend_reference(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    runs: KeyRuns,
-    *,
-    scale: float,
-    sinks: Tensor | None = None,
-    soft_cap: float | None = None,
-) -> Tensor:
-    """The formula in float32, row by row. Shapes as in `attend`."""
-    group = q.shape[1] // keys.shape[1]
-    out = []
-    for query, own in zip(q.float(), runs, strict=True):
-        k, v = (
-            torch.cat([each[at : at + num] for at, num in own]).float().repeat_interleave(group, 1)
-            for each in (keys, values)
-        )
-        scores = torch.einsum("hd,nhd->hn", query, k) * scale
-        if soft_cap is not None:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        if sinks is not None:
-            scores = torch.cat([scores, sinks.float()[:, None]], 1)
-        weights = scores.softmax(-1)[:, : len(k)]
-        out.append(torch.einsum("hn,nhd->hd", weights, v))
-    return torch.stack(out).to(q.dtype)
-
-
-def attend(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    runs: KeyRuns,
-    *,
-    scale: float,
-    sinks: Tensor | None = None,
-    soft_cap: float | None = None,
-) -> Tensor:
-    """Attention of one token each of R sequences to all keys of its own.
-
-    q: [R, Hq, D]. keys, values: [slots, Hkv, D] and [slots, Hkv, Dv], slots any distance apart;
-    Hkv divides Hq. runs: where the keys of each row lie, its own included.
-    sinks: [Hq] logits that only join the denominator. soft_cap: bounds the scaled scores:
-    `soft_cap * tanh(score / soft_cap)`. Returns [R, Hq, Dv]. Parts of long sequences merge by
-    their log-sum-exp (arXiv:2205.14135).
-    """
-    num_rows, num_heads, key_dim = q.shape
-    kv_heads, value_dim = values.shape[1:]
-    if not _attends(q, keys, values):
-        return attend_reference(q, keys, values, runs, scale=scale, sinks=sinks, soft_cap=soft_cap)
-    wide = q.float().contiguous()
-    part = torch.empty(num_rows * _SPLITS * num_heads * (value_dim + 2))
-    y = torch.empty((num_rows, num_heads, value_dim))
-    capped = None if sinks is None else sinks.float().contiguous()
-    _rows.attend(
-        wide.data_ptr(),
-        keys.data_ptr(),
-        values.data_ptr(),
-        _KINDS[keys.dtype],
-        keys.stride(0),
-        values.stride(0),
-        runs.pairs.data_ptr(),
-        runs.firsts.data_ptr(),
-        num_rows,
-        num_heads,
-        kv_heads,
-        key_dim,
-        value_dim,
-        _address(capped),
-        scale,
-        soft_cap or 0.0,
-        part.data_ptr(),
-        y.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return y.to(q.dtype)
-
-
-def _attends(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether the compiled form takes these."""
-    return (
-        takes(q)
-        and takes(keys)
-        and keys.dtype == values.dtype
-        and keys.stride(-1) == values.stride(-1) == 1
-        and keys.stride(1) == keys.shape[2]
-        and values.stride(1) == values.shape[2]
-        and keys.shape[2] % _LANES == 0
-        and values.shape[2] % _LANES == 0
-    )
-
-
-def _address(tensor: Tensor | None) -> int:
+def address(tensor: Tensor | None) -> int:
+    """Where its data begins; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -9,6 +9,7 @@ import torch
 
 from agentcache.kernels import rows
 from agentcache.kernels.paged_attention import segment_attention
+from agentcache.kernels.row_attention import attend
 from agentcache.types import Kind
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from agentcache.engine.native.layers import RMSNorm
     from agentcache.engine.native.linear import Linear
-    from agentcache.engine.native.packing import Pass
+    from agentcache.engine.native.packing import KVPlaces, Pass
     from agentcache.engine.native.rope import Rope
 
 __all__ = ["Attention"]
@@ -53,18 +54,12 @@ class Attention:
         places = tokens.places(self.kind)
         places.store(keys, k)
         places.store(values, v)
-        out = torch.empty_like(q)
         steps = 0 if tokens.exact or not rows.IS_COMPILED else tokens.steps
+        if steps == len(q):
+            return self._leave(self._step_all(q, keys, values, places), gate)
+        out = torch.empty_like(q)
         if steps:
-            out[:steps] = rows.attend(
-                q[:steps],
-                keys,
-                values,
-                places.of_steps,
-                scale=self.scale,
-                sinks=self.sinks,
-                soft_cap=self.soft_cap,
-            )
+            out[:steps] = self._step_all(q[:steps], keys, values, places)
         seen = zip(tokens.bounds[steps:], places.history[steps:], strict=True)
         for bounds, runs in seen:
             history = [(keys[at : at + num], values[at : at + num]) for at, num in runs]
@@ -80,6 +75,21 @@ class Attention:
                 sinks=self.sinks,
                 soft_cap=self.soft_cap,
             )
+        return self._leave(out, gate)
+
+    def _step_all(self, q: Tensor, keys: Tensor, values: Tensor, places: KVPlaces) -> Tensor:
+        """Of the spans of one token."""
+        return attend(
+            q,
+            keys,
+            values,
+            places.of_steps,
+            scale=self.scale,
+            sinks=self.sinks,
+            soft_cap=self.soft_cap,
+        )
+
+    def _leave(self, out: Tensor, gate: Tensor | None) -> Tensor:
         flat = out.flatten(1)
         return self.out(flat if gate is None else flat * gate.sigmoid())
 

@@ -9,6 +9,7 @@ import torch
 from agentcache.engine.describe import describe, text_config
 from agentcache.engine.native.families import NATIVE
 from agentcache.engine.native.packing import Pass
+from agentcache.engine.native.steps import RecordedSteps, is_recordable
 from agentcache.engine.native.weights import Weights
 from agentcache.errors import UnsupportedModel, UnsupportedOption
 
@@ -56,6 +57,7 @@ class NativeBackend:
         with torch.no_grad():
             self._model = NATIVE[self.model_type](config, weights)
         weights.check_all_used()
+        self._steps = self._recorded_steps()
 
     def round_weights(self) -> int:
         """Keep the weights of linear maps as int8, all but the head's; returns how many weights.
@@ -69,14 +71,28 @@ class NativeBackend:
         for linear in self._model.linears():
             num += linear.weight.numel()
             linear.round_to_int8()
+        self._steps = self._recorded_steps()  # what was recorded reads the weights as they were
         return num
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> list[torch.Tensor]:
-        tokens = Pass(batch, self.device)
-        logits = self._model.logits(tokens)
+        logits = None if self._steps is None else self._steps.logits(batch)
+        if logits is None:
+            tokens = Pass(batch, self.device)
+            out = tokens.by_span(self._model.logits(tokens))
+        else:
+            out = list(logits.split(1))
         for span in batch.spans:
             for capture in span.captures:
                 if capture.length == span.stop:
                     batch.pools.copy_row(span.row, capture.row)
-        return tokens.by_span(logits)
+        return out
+
+    @torch.inference_mode()
+    def _recorded_steps(self) -> RecordedSteps | None:
+        """Where every operation of a step is a kernel that can be recorded."""
+        if self.device.type == "cpu" and is_recordable(
+            self._model, self.kv_layout, self.state_layout
+        ):
+            return RecordedSteps(self._model)
+        return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
-from agentcache.kernels import rows
+from agentcache.kernels import row_moves, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,14 +73,14 @@ class GatedNorm:
         """Of [N, width], or of [N, heads, width] with a norm of each head; y may be overwritten."""
         if self.act is F.silu and rows.takes(y):
             wide = rows.gate(
-                y.float().flatten(0, -2),
+                row_moves.as_type(y, torch.float32).flatten(0, -2),
                 gate.flatten(0, -2),
                 self.weight,
                 eps=self.eps,
                 groups=self.groups,
                 norm_before_gate=self.gate_after,
             )
-            return wide.to(y.dtype).view(y.shape)
+            return row_moves.as_type(wide, y.dtype).view(y.shape)
         dtype, opened = y.dtype, self.act(gate.float())
         x = y.float() if self.gate_after else y.float() * opened
         parts = x.unflatten(-1, (self.groups, -1))
@@ -127,11 +127,11 @@ class Parallel:
     parts: tuple[tuple[Layer, float, float], ...]
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
-        first, *others = (
-            layer(x if before == 1 else x * before, tokens) * after
-            for layer, before, after in self.parts
-        )
-        return sum(others, first)
+        (layer, before, after), *others = self.parts
+        out = row_moves.scale(layer(row_moves.scale(x, before), tokens), after)
+        for layer, before, after in others:
+            out = row_moves.add(out, layer(row_moves.scale(x, before), tokens), after)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,4 +147,4 @@ class Block:
         y = self.inner(x if self.before is None else self.before(x), tokens)
         if self.after is not None:
             y = self.after(y)
-        return torch.add(x, y, alpha=self.scale)
+        return row_moves.add(x, y, self.scale)

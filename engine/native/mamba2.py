@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from agentcache.engine.native.recurrence import advance
 from agentcache.kernels import rows
 from agentcache.kernels.mamba2_step import mamba2_step
+from agentcache.kernels.row_moves import as_type
 from agentcache.kernels.ssd_scan import ScanResult, ssd_scan
 from agentcache.kernels.state_update import state_update
 
@@ -58,7 +59,7 @@ class Mamba2:
                 y = torch.cat([y, others.float()])
         gate = projected[:, : self.num_heads * self.head_dim]
         y = rows.gate(y, gate) if self.norm is None else self.norm(y, gate)
-        return self.out(y.to(x.dtype))
+        return self.out(as_type(y, x.dtype))
 
     def _step_all(self, projected: Tensor, tokens: Pass) -> Tensor:
         """Outputs, before their gate, of the spans of one token."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from agentcache.engine.native.linear import Linear
+from agentcache.kernels import row_moves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,14 +36,13 @@ class NativeModel:
 
     def logits(self, tokens: Pass) -> Tensor:
         """Of the tokens whose logits are asked for, [wanted, vocab] float32."""
-        x = self.embedding[tokens.ids]
-        if self.embedding_scale != 1:
-            x = x * self.embedding_scale
+        x = row_moves.scale(row_moves.gather(self.embedding, tokens.ids), self.embedding_scale)
         for block in self.blocks:
             x = block(x, tokens)
-        logits = self.head(self.norm(x[tokens.wanted()])).float()
-        if self.logits_scale != 1:
-            logits = logits * self.logits_scale
+            tokens.next_block()
+        wanted = tokens.wanted()
+        x = self.norm(x if wanted is None else x[wanted])
+        logits = row_moves.scale(row_moves.as_type(self.head(x), torch.float32), self.logits_scale)
         if self.soft_cap is not None:
             logits = (logits / self.soft_cap).tanh() * self.soft_cap
         return logits

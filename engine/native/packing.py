@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from agentcache.kernels.rows import KeyRuns
+from agentcache.kernels import row_moves
+from agentcache.kernels.row_attention import KeyRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ class KVPlaces:
         if isinstance(self.slots, int):
             target[self.slots : self.slots + len(new)] = new
         else:
-            target.index_copy_(0, self.slots, new.to(target.dtype))
+            row_moves.scatter(target, self.slots, new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +142,18 @@ class Pass:
             return slice(rows[0], rows[0] + len(rows))
         return rows
 
-    def wanted(self) -> Tensor:
-        """Places in the pass of the tokens whose logits are asked for."""
+    def next_block(self) -> None:
+        """What the block before the last has made is not needed any more."""
+
+    def wanted(self) -> Tensor | None:
+        """Places in the pass of the tokens whose logits are asked for; None: all in order."""
         at = [
             bounds.start + i
             for bounds, span in zip(self.bounds, self.spans, strict=True)
             for i in span.logits_at
         ]
+        if at == list(range(len(self.ids))):
+            return None
         return torch.tensor(at, dtype=torch.int64, device=self.ids.device)
 
     def by_span(self, rows: Tensor) -> list[Tensor]:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from agentcache.kernels import rows
+from agentcache.kernels.row_moves import rotate
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -47,6 +50,14 @@ class Rope:
 
     def turn(self, x: Tensor, tokens: Pass) -> Tensor:
         """[N, heads, D] with its positions in it."""
+        if len(x) <= rows.MOST_ROWS and rows.takes(x):
+            return rotate(
+                x,
+                tokens.positions,
+                self.frequencies,
+                scale=self.scale,
+                in_turns=self.in_turns,
+            )
         cosine, sine = tokens.once(self, self._angles)
         turned = x[..., : cosine.shape[-1]]
         if self.in_turns:

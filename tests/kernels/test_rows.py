@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentcache.kernels import rows
-from agentcache.kernels.rows import KeyRuns, attend_reference
+from agentcache.kernels import row_attention, rows
+from agentcache.kernels.row_attention import KeyRuns, attend, attend_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,8 +32,9 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         return name
     if not rows.IS_COMPILED:
         pytest.skip("the compiled forms are not installed")
-    for op in ("linear", "rms_norm", "silu_mul", "gate", "attend"):
+    for op in ("linear", "rms_norm", "silu_mul", "gate"):
         monkeypatch.setattr(rows, f"{op}_reference", None)
+    monkeypatch.setattr(row_attention, "attend_reference", None)
     return name
 
 
@@ -366,7 +367,7 @@ def test_attend_matches_torch(
 ) -> None:
     keys, values, runs = make_pool(lengths, heads[1], dims, dtype)
     q = make_queries(len(lengths), heads[0], dims[0])
-    y = rows.attend(q, keys, values, runs, scale=SCALE)
+    y = attend(q, keys, values, runs, scale=SCALE)
     for row, own in enumerate(runs):
         k, v = (
             torch.cat([each[at : at + num] for at, num in own]).double().transpose(0, 1)
@@ -403,7 +404,7 @@ def test_sinks_and_cap_match_the_formula(
         pool = make_pool(lengths, heads[1], (32, 16), dtype)
         q = make_queries(len(lengths), heads[0], 32).to(dtype)
         options = make_options(name, heads[0])
-        check_close(rows.attend(q, *pool, **options), attend_reference(q, *pool, **options))
+        check_close(attend(q, *pool, **options), attend_reference(q, *pool, **options))
 
 
 @pytest.mark.usefixtures("form")
@@ -414,7 +415,7 @@ def test_scores_far_apart(sign: int, check_close: Any) -> None:
     keys *= 100
     q = sign * make_queries(3, 2, 16)
     expected = attend_reference(q, keys, values, runs, scale=SCALE)
-    check_close(rows.attend(q, keys, values, runs, scale=SCALE), expected, 2e-5)
+    check_close(attend(q, keys, values, runs, scale=SCALE), expected, 2e-5)
 
 
 @pytest.mark.usefixtures("form")
@@ -431,7 +432,7 @@ def test_nan_in_a_slot_of_its_own_is_seen(part: str, length: int, threads: int) 
         kept = bad.clone()
         bad[3] = torch.nan
         expected = attend_reference(q, keys, values, runs, scale=SCALE).isnan()
-        y = rows.attend(q, keys, values, runs, scale=SCALE)
+        y = attend(q, keys, values, runs, scale=SCALE)
         assert bool(expected[0, 0, 3])
         assert torch.equal(y.isnan(), expected)
         bad.copy_(kept)
@@ -445,10 +446,10 @@ def test_parts_of_long_sequences_merge_to_the_same(
 ) -> None:
     pool = make_pool([[2000], [513], [40], [1, 1025, 1]], 2, (32, 16), dtype)
     q, options = make_queries(4, 6, 32), make_options(name, 6)
-    whole = rows.attend(q, *pool, **options)
+    whole = attend(q, *pool, **options)
     for threads in (2, 3):
         torch.set_num_threads(threads)
-        check_close(rows.attend(q, *pool, **options), whole)
+        check_close(attend(q, *pool, **options), whole)
 
 
 @needs_compiled
@@ -456,10 +457,10 @@ def test_parts_of_long_sequences_merge_to_the_same(
 def test_a_row_attends_the_same_alone_and_among_others(dtype: torch.dtype) -> None:
     keys, values, runs = make_pool([[300], [2000], [7, 130, 1], [1]], 2, (32, 16), dtype)
     q = make_queries(4, 4, 32)
-    y = rows.attend(q, keys, values, runs, scale=SCALE)
+    y = attend(q, keys, values, runs, scale=SCALE)
     for row, own in enumerate(runs):
         single = KeyRuns.of([[(start, num) for start, num in own]])
-        alone = rows.attend(q[row : row + 1], keys, values, single, scale=SCALE)
+        alone = attend(q[row : row + 1], keys, values, single, scale=SCALE)
         assert torch.equal(y[row], alone[0])
 
 
@@ -469,7 +470,7 @@ def test_widths_without_a_compiled_form_take_the_formula(
 ) -> None:
     pool, q = make_pool([[20], [3, 4]], 2, dims, torch.float32), make_queries(2, 4, dims[0])
     expected = attend_reference(q, *pool, scale=SCALE)
-    check_close(rows.attend(q, *pool, scale=SCALE), expected)
+    check_close(attend(q, *pool, scale=SCALE), expected)
 
 
 def test_heads_apart_in_memory_take_the_formula(check_close: Any) -> None:
@@ -477,7 +478,7 @@ def test_heads_apart_in_memory_take_the_formula(check_close: Any) -> None:
     heads_first = keys.transpose(0, 1).contiguous().transpose(0, 1)
     q = make_queries(2, 4, 16)
     expected = attend_reference(q, keys, values, runs, scale=SCALE)
-    check_close(rows.attend(q, heads_first, values, runs, scale=SCALE), expected)
+    check_close(attend(q, heads_first, values, runs, scale=SCALE), expected)
 
 
 def test_key_runs_give_back_what_they_were_made_of() -> None:
