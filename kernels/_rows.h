@@ -163,7 +163,7 @@ INLINE vf vsilu(vf x) { return x / (1.0f + vexp(-x)); }
 /* ---- products: y[r][o] = (sum_i x[r][i] w[o][i] * wscale[o] + bias[o]) * scale[o] ---- */
 
 typedef struct {
-    const void *narrow; /* [rows, in] bfloat16, widened into x first; or NULL */
+    const void *narrow; /* [rows, in] bfloat16, widened into x first if need be; or NULL */
     float *x;       /* [rows, in] */
     const void *w;  /* [out, in] */
     const float *wscale, *bias, *scale; /* [out], or NULL for none */
@@ -195,22 +195,24 @@ INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
         for (int j = 0; j < 4; j++) put(p->y, at + j, BF16, s[j]);
 }
 
-#define TILE(NUM_R, NUM_O, FROM, TO, R)                                                            \
+/* NUM_R rows from R on by NUM_O outputs from o on; of the next outputs' weights, those from FROM to TO
+   are called for. WIDTH numbers at a time: GET_W, GET_X, and MULTIPLY, which adds to 16 sums. */
+#define TILE(NUM_R, NUM_O, FROM, TO, R)                                                           \
     do {                                                                                          \
         vf acc[NUM_R][NUM_O];                                                                     \
         for (int a = 0; a < NUM_R; a++)                                                           \
             for (int b = 0; b < NUM_O; b++) acc[a][b] = (vf){0};                                  \
         int64_t i = 0;                                                                            \
-        for (; i + LANES <= p->in; i += LANES) {                                                  \
-            vf wv[NUM_O];                                                                         \
+        for (; i + WIDTH <= p->in; i += WIDTH) {                                                  \
+            VECTOR wv[NUM_O];                                                                     \
             for (int b = 0; b < NUM_O; b++) {                                                     \
-                wv[b] = load(p->w, (o + b) * p->in + i, kind);                                    \
+                wv[b] = GET_W((o + b) * p->in + i);                                               \
                 if (FROM <= b && b < TO)                                                          \
                     __builtin_prefetch(at(p->w, (o + NUM_O + b) * p->in + i, kind));              \
             }                                                                                     \
             for (int a = 0; a < NUM_R; a++) {                                                     \
-                vf xv = load(p->x, (R + a) * p->in + i, F32);                                     \
-                for (int b = 0; b < NUM_O; b++) acc[a][b] += xv * wv[b];                          \
+                VECTOR xv = GET_X((R + a) * p->in + i);                                           \
+                for (int b = 0; b < NUM_O; b++) MULTIPLY(acc[a][b], xv, wv[b]);                   \
             }                                                                                     \
         }                                                                                         \
         for (int a = 0; a < NUM_R; a++) {                                                         \
@@ -222,7 +224,7 @@ INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
             for (int b = 0; b < NUM_O; b++) {                                                     \
                 float s = sum(acc[a][b]);                                                         \
                 for (int64_t j = i; j < p->in; j++)                                               \
-                    s = fmaf(p->x[(R + a) * p->in + j], get(p->w, (o + b) * p->in + j, kind), s);        \
+                    s = fmaf(ONE_X((R + a) * p->in + j), get(p->w, (o + b) * p->in + j, kind), s); \
                 finish(p, R + a, o + b, s);                                                       \
             }                                                                                     \
         }                                                                                         \
@@ -248,14 +250,27 @@ INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
         } else {                                                                                  \
             if (p->rows < 8) {                                                                    \
                 TILE(4, NUM_O, 0, NUM_O, 0);                                                      \
-            } else {                                                                              \
+            } else if (p->rows < 16) {                                                            \
                 TILE(4, NUM_O, 0, NUM_O / 2, 0);                                                  \
                 TILE(4, NUM_O, NUM_O / 2, NUM_O, 4);                                              \
                 for (r = 8; r + 4 <= p->rows; r += 4) TILE(4, NUM_O, 0, 0, r);                    \
+            } else {                                                                              \
+                TILE(4, NUM_O, 0, 1, 0);                                                          \
+                TILE(4, NUM_O, 1, 2, 4);                                                          \
+                TILE(4, NUM_O, 2, 3, 8);                                                          \
+                TILE(4, NUM_O, 3, 4, 12);                                                         \
+                for (r = 16; r + 4 <= p->rows; r += 4) TILE(4, NUM_O, 0, 0, r);                   \
             }                                                                                     \
             REST(NUM_O, 0, r);                                                                    \
         }                                                                                         \
     } while (0)
+
+#define VECTOR vf
+#define WIDTH LANES
+#define GET_W(I) load(p->w, I, kind)
+#define GET_X(I) load(p->x, I, F32)
+#define ONE_X(I) p->x[I]
+#define MULTIPLY(SUMS, X, W) SUMS += X * W
 
 INLINE void outputs(const product *p, int64_t from, int64_t to, int kind) {
     int64_t o = from;
@@ -303,12 +318,49 @@ CLONES static void widen_part(const void *x, float *y, int64_t from, int64_t to)
     for (; i < to; i++) y[i] = get(x, i, BF16);
 }
 
+#undef VECTOR
+#undef WIDTH
+#undef GET_W
+#undef GET_X
+#undef ONE_X
+#undef MULTIPLY
+
+/* Where the processor multiplies pairs of bfloat16 and sums in float32, nothing is widened. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#include <immintrin.h>
+#define VECTOR __m512i
+#define WIDTH (2 * LANES)
+#define GET_W(I) _mm512_loadu_si512((const uint16_t *)p->w + (I))
+#define GET_X(I) _mm512_loadu_si512((const uint16_t *)p->narrow + (I))
+#define ONE_X(I) get(p->narrow, I, BF16)
+#define MULTIPLY(SUMS, X, W) \
+    SUMS = (vf)_mm512_dpbf16_ps((__m512)SUMS, (__m512bh)(X), (__m512bh)(W))
+
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))) static void
+outputs_by_pairs(const product *p, int64_t from, int64_t to) {
+    const int kind = BF16;
+    int64_t o = from;
+    for (; o + 4 <= to; o += 4) TILES(4);
+    for (; o < to; o++) TILES(1);
+}
+
+INLINE int is_by_pairs(const product *p) {
+    return p->narrow && p->kind == BF16 && __builtin_cpu_supports("avx512bf16");
+}
+#else
+INLINE void outputs_by_pairs(const product *p, int64_t from, int64_t to) {
+    outputs_bf16(p, from, to);
+}
+INLINE int is_by_pairs(const product *p) { return 0; }
+#endif
+
 /* Many rows go in blocks that stay in the cache next to a core while all weights pass by, but not
    in so small ones that reading the weights is what takes the time. */
 enum { BLOCK_BYTES = 1 << 18, LEAST_BLOCK = 64 };
 
 static void share_product(const product *p, int phase, int64_t t, int64_t threads) {
-    if (p->narrow && phase == 0) {
+    int by_pairs = is_by_pairs(p);
+    if (p->narrow && !by_pairs && phase == 0) {
         int64_t num = p->rows * p->in;
         widen_part(p->narrow, p->x, num * t / threads, num * (t + 1) / threads);
         return;
@@ -321,9 +373,11 @@ static void share_product(const product *p, int phase, int64_t t, int64_t thread
     product part = *p;
     for (int64_t r = 0; r < p->rows; r += most) {
         part.x = p->x + r * p->in;
+        part.narrow = by_pairs ? at(p->narrow, r * p->in, BF16) : NULL;
         part.y = (void *)at(p->y, r * p->out, p->y_kind);
         part.rows = p->rows - r < most ? p->rows - r : most;
-        if (p->kind == F32) outputs_f32(&part, from, to);
+        if (by_pairs) outputs_by_pairs(&part, from, to);
+        else if (p->kind == F32) outputs_f32(&part, from, to);
         else if (p->kind == BF16) outputs_bf16(&part, from, to);
         else outputs_i8(&part, from, to);
     }
@@ -777,9 +831,8 @@ static int64_t work_of(const operation *o) {
 enum { MOST_PHASES = 2 };
 
 static int phases_of(const operation *o) {
-    return o->what == MAMBA2 || o->what == ATTENTION || (o->what == PRODUCT && o->product.narrow)
-               ? 2
-               : 1;
+    if (o->what == PRODUCT) return o->product.narrow && !is_by_pairs(&o->product) ? 2 : 1;
+    return o->what == MAMBA2 || o->what == ATTENTION ? 2 : 1;
 }
 
 /* Part number `part` of a phase that is done in so many parts. */

@@ -17,7 +17,7 @@ if rows.IS_COMPILED:
     from agentcache.kernels import _rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -151,6 +151,21 @@ class _KernelsOnly(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _MAKE_ROOM:
             return self._scratch.like(func(*args, **(kwargs or {})))
-        if not func.is_view:
-            raise Unrecordable(f"{func} is none of the kernels")
-        return func(*args, **(kwargs or {}))
+        if func.is_view and func is not _TAKE_IN:
+            seen = func(*args, **(kwargs or {}))
+            # `contiguous`, `to` and `reshape` count as views, and copy where they have to
+            if all(_share_memory(each, args[0]) for each in _tensors(seen)):
+                return seen
+        raise Unrecordable(f"{func} is none of the kernels")
+
+
+_TAKE_IN = torch.ops.aten.lift_fresh.default
+"""Of `torch.tensor`, whose numbers are gone after the recording."""
+
+
+def _tensors(found: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    return (found,) if isinstance(found, torch.Tensor) else found
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

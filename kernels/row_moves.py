@@ -18,10 +18,13 @@ if rows.IS_COMPILED:
 
 __all__ = ["add", "as_type", "gather", "rotate", "rotate_reference", "scale", "scatter"]
 
+_FLOATS = (torch.float32, torch.bfloat16)
+
 
 def add(x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
     """`x + factor * y`, of one shape and type."""
-    if not (_is_few(x, y) and x.is_contiguous() and y.is_contiguous() and x.dtype == y.dtype):
+    is_alike = x.shape == y.shape and x.dtype == y.dtype
+    if not (is_alike and _is_few(x, y) and x.is_contiguous() and y.is_contiguous()):
         return torch.add(x, y, alpha=factor)
     out = torch.empty(x.shape, dtype=x.dtype)
     _sum(x, 1.0, y, factor, out)
@@ -43,7 +46,7 @@ def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
     """In this type, and contiguous."""
     if x.dtype == dtype and x.is_contiguous():
         return x
-    if not (_is_few(x) and dtype in rows.KINDS and _are_whole(x)):
+    if not (_is_few(x) and dtype in _FLOATS and _are_whole(x)):
         return x.to(dtype).contiguous()
     out = torch.empty(x.shape, dtype=dtype)
     _move(x, None, out, None)
@@ -52,7 +55,7 @@ def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def gather(table: Tensor, index: Tensor) -> Tensor:
     """`table[index]`: rows of [num, ...] by index [R] int64."""
-    if not (_is_few(index, kinds=False) and rows.takes(table) and _are_whole(table)):
+    if not (_is_few_numbers(index) and rows.takes(table) and _are_whole(table)):
         return table[index]
     out = torch.empty((len(index), *table.shape[1:]), dtype=table.dtype)
     _move(table, index, out, None)
@@ -61,7 +64,8 @@ def gather(table: Tensor, index: Tensor) -> Tensor:
 
 def scatter(target: Tensor, index: Tensor, new: Tensor) -> None:
     """`target[index] = new`, in the target's type; index: [R] int64, different ones."""
-    if _is_few(new) and rows.takes(target) and _are_whole(new) and _are_whole(target):
+    is_whole = _are_whole(new) and _are_whole(target)
+    if is_whole and _is_few(new) and _is_few_numbers(index) and rows.takes(target):
         _move(new, None, target, index)
     else:
         target.index_copy_(0, index, new.to(target.dtype))
@@ -102,7 +106,8 @@ def rotate(
     x: [R, H, D], rows any distance apart. positions: [R] int64. frequencies: [F] float32. scale: on
     cosine and sine. in_turns: neighbouring channels are pairs, not halves.
     """
-    if not (_is_few(x) and _are_whole(x)):
+    is_ready = _are_whole(x) and _is_few_numbers(positions) and frequencies.is_contiguous()
+    if not (is_ready and _is_few(x)):
         return rotate_reference(x, positions, frequencies, scale=scale, in_turns=in_turns)
     out = torch.empty(x.shape, dtype=x.dtype)
     _rows.rotate(
@@ -123,12 +128,15 @@ def rotate(
     return out
 
 
-def _is_few(*tensors: Tensor, kinds: bool = True) -> bool:
-    """Whether the compiled forms take tensors of so many rows. kinds: and of these types."""
-    return rows.IS_COMPILED and all(
-        len(each) <= rows.MOST_ROWS and (rows.takes(each) if kinds else each.is_cpu)
-        for each in tensors
-    )
+def _is_few(*tensors: Tensor) -> bool:
+    """Whether the compiled forms take tensors of so many rows and these types."""
+    return all(len(each) <= rows.MOST_ROWS and rows.takes(each) for each in tensors)
+
+
+def _is_few_numbers(index: Tensor) -> bool:
+    """Whether they take these as indices or positions."""
+    is_ready = index.is_cpu and index.dtype == torch.int64 and index.is_contiguous()
+    return rows.IS_COMPILED and is_ready and len(index) <= rows.MOST_ROWS
 
 
 def _are_whole(x: Tensor) -> bool:

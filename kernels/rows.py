@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import time
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ __all__ = [
     "IS_COMPILED",
     "KINDS",
     "MOST_ROWS",
+    "Way",
     "address",
     "gate",
     "gate_reference",
@@ -37,12 +38,15 @@ __all__ = [
     "silu_mul",
     "silu_mul_reference",
     "takes",
-    "takes_many",
+    "way_of_many",
 ]
 
 MOST_ROWS = 32
 """Up to about so many rows a product takes no longer here than in PyTorch with weights that lie row
 by row, of which a few rows take it two to four times as long (bench/kernels/run.py --op rows)."""
+
+Way = Literal["compiled", "pytorch", "widened"]
+"""A way to compute a product: here, by PyTorch, or by PyTorch in float32."""
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """Types by their number in `_rows.h`."""
@@ -63,27 +67,38 @@ if os.environ.get("AGENTCACHE_PURE_PYTHON", "0") == "0":
 
 
 @cache
-def takes_many() -> bool:
-    """Whether products of any number of rows go faster here than by PyTorch, on this machine.
+def way_of_many(dtype: torch.dtype) -> Way:
+    """How products of more than MOST_ROWS rows go fastest on this machine, with float32 or bfloat16.
 
-    Measured once: PyTorch's library for products takes wide vectors on the processors of one maker
-    only, and is twice as fast or half as fast as the compiled form by that. A clear lead is asked
-    for, so that every process on a machine decides the same.
+    Measured once. PyTorch's library for float32 takes the widest vectors on the processors of one
+    maker only, and is twice as fast or half as fast as the compiled form by that; with bfloat16 it
+    is several times as fast, or as slow, by whether the processor multiplies such numbers. Another
+    way than the usual one is taken with a clear lead only, so that every process on a machine
+    decides the same.
     """
+    usual: Way = "pytorch" if dtype == torch.float32 else "widened"
     if not IS_COMPILED:
-        return False
-    x, weight = torch.ones(_TRIED_ROWS, _TRIED_WIDTH), torch.ones(2 * _TRIED_WIDTH, _TRIED_WIDTH)
-
-    def seconds(product: Callable[[Tensor, Tensor], Tensor]) -> float:
-        times = []
-        for _ in range(6):
-            begin = time.perf_counter()
-            product(x, weight)
-            times.append(time.perf_counter() - begin)
-        return min(times)
-
+        return usual
+    ways: dict[Way, Callable[[Tensor, Tensor], Tensor]] = {
+        "pytorch": F.linear,
+        "compiled": linear,
+        "widened": lambda x, weight: F.linear(x.float(), weight.float()).to(x.dtype),
+    }
+    x = torch.ones((_TRIED_ROWS, _TRIED_WIDTH), dtype=dtype)
+    weight = torch.ones((2 * _TRIED_WIDTH, _TRIED_WIDTH), dtype=dtype)
     with torch.inference_mode():
-        return seconds(linear) * _CLEAR_LEAD < seconds(F.linear)
+        took = {way: _seconds(partial(product, x, weight)) for way, product in ways.items()}
+    best = min(took, key=took.__getitem__)
+    return best if took[best] * _CLEAR_LEAD < took[usual] else usual
+
+
+def _seconds(compute: Callable[[], object]) -> float:
+    times = []
+    for _ in range(6):
+        begin = time.perf_counter()
+        compute()
+        times.append(time.perf_counter() - begin)
+    return min(times)
 
 
 def takes(tensor: Tensor) -> bool:

@@ -21,8 +21,7 @@ class Linear:
     """`(x @ weight.T + bias) * scale`; weight [out, in], bias and scale [out].
 
     On a CPU a few rows are computed by kernels of our own, which read each weight once. More rows
-    are PyTorch's, in float32 also where weights are narrower: its products of 16 bits take several
-    times as long on CPUs without instructions for them. Without the compiled kernels float32
+    go the way that is fastest on this machine (`rows.way_of_many`). Without the compiled kernels float32
     weights lie transposed in memory, with which PyTorch's products of a few rows take less long.
     """
 
@@ -96,19 +95,26 @@ class Linear:
         self._few = True
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._few:
-            if x.shape[0] <= rows.MOST_ROWS or rows.takes_many():
-                return rows.linear(
-                    x,
-                    self.weight,
-                    weight_scale=self.weight_scale,
-                    bias=self.bias,
-                    scale=self.scale,
-                )
-            if self.weight.dtype != torch.float32:
-                return self._widened(x)
-        y = F.linear(x, self.weight, self.bias)
+        way = self._way(x) if self._few else "pytorch"
+        if way == "compiled":
+            return rows.linear(
+                x,
+                self.weight,
+                weight_scale=self.weight_scale,
+                bias=self.bias,
+                scale=self.scale,
+            )
+        if way == "widened":
+            return self._widened(x)
+        y = F.linear(x, self.weight, None if self.bias is None else self.bias.to(x.dtype))
         return y if self.scale is None else (y * self.scale).to(y.dtype)
+
+    def _way(self, x: Tensor) -> rows.Way:
+        if x.shape[0] <= rows.MOST_ROWS:
+            return "compiled"
+        if self.weight.dtype == torch.int8:  # PyTorch would take it as float32 as well
+            return "compiled" if rows.way_of_many(torch.float32) == "compiled" else "widened"
+        return rows.way_of_many(self.weight.dtype)
 
     def _widened(self, x: Tensor) -> Tensor:
         """Many rows with narrow weights."""

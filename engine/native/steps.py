@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -48,20 +48,24 @@ class StepPlaces:
         """Write [R, heads, dim] into the new tokens' slots of `target` [slots, heads, dim]."""
         scatter(target, self.slots, new)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Unrecordable(f"{name!r} is not the same at every step")
+
 
 class Step:
     """One token each of several sequences, in memory that stays where it is.
 
     Stands in for a `Pass` where one is recorded, with nothing but tensors that may change from step
     to step; a layer that asks for anything else cannot be recorded. As it is made, every sequence
-    has its first token, in the slot and row of its number.
+    has its first token, in the slot and row of its number. It keeps no pools alive.
     """
 
     exact = False
     runs = ()
 
     def __init__(self, pools: TensorPools, num: int, num_runs: int, scratch: Scratch) -> None:
-        self.pools = pools
+        self._pools = ref(pools)
+        self._groups = pools.kv_layout.groups
         self.steps = num
         self.ids = torch.zeros(num, dtype=torch.int64)
         self.positions = torch.zeros(num, dtype=torch.int64)
@@ -70,7 +74,7 @@ class Step:
         self._made: dict[object, tuple[Tensor, Tensor]] = {}
         self._num_runs = num * num_runs
         self._places: dict[str, StepPlaces] = {}
-        for group in pools.kv_layout.groups:
+        for group in self._groups:
             pairs = torch.zeros((self._num_runs, 2), dtype=torch.int64)
             pairs[:num, 0], pairs[:num, 1] = torch.arange(num), 1
             runs = KeyRuns(pairs, torch.arange(num + 1))
@@ -78,6 +82,13 @@ class Step:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise Unrecordable(f"{name!r} is not the same at every step")
+
+    @property
+    def pools(self) -> TensorPools:
+        """The pools that the sequences lie in."""
+        pools = self._pools()
+        assert pools is not None
+        return pools
 
     def places(self, kind: str) -> StepPlaces:
         """Where a kind of KV lies."""
@@ -101,7 +112,7 @@ class Step:
 
     def fill(self, spans: Sequence[Span]) -> bool:
         """Take these tokens in; False if their keys lie in more runs than there is room for."""
-        for group in self.pools.kv_layout.groups:
+        for group in self._groups:
             places = self._places[group.kind]
             runs: list[tuple[int, int]] = []
             firsts, slots = [0], []
@@ -168,6 +179,8 @@ def is_recordable(model: NativeModel, kv: KVLayout, state: StateLayout) -> bool:
     sizes = PoolSizes.of(kv, state, num_pages=2, page_size=1, num_rows=2, num_staging=0)
     pools, scratch = TensorPools(kv, state, sizes), Scratch()
     try:
+        # what layers make at their first pass and keep is not to be made in a recording
+        model.logits(cast("Pass", Step(pools, 1, 1, scratch)))
         for num in (1, 2):
             step = Step(pools, num, 1, scratch)
             _record(model, step, scratch)
