@@ -5,6 +5,7 @@ A step is: take what callers sent, acquire, one chunk of one prompt, one token f
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import queue
 import random
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Submission"]
 
 T = TypeVar("T")
+
+_LONGEST_EXIT_S = 30.0
+"""How long the end of the process waits for a step to be over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class Engine:
         self._inbox_lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="agentcache-engine", daemon=True)
         self._thread.start()
+        # A thread that still computes when the interpreter ends takes the process down with it.
+        atexit.register(self._end_with_process)
 
     def submit(self, spec: RequestSpec) -> Submission:
         """Queue a request. Its future gets what `spec.finish` returns, or the error.
@@ -133,12 +139,20 @@ class Engine:
 
     def close(self) -> None:
         """Fail what is under way with RuntimeClosed, give everything back and end the thread."""
+        self._tell_end()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        atexit.unregister(self._end_with_process)
+
+    def _tell_end(self) -> None:
         with self._inbox_lock:
             if not self._closed.is_set():
                 self._closed.set()
                 self._inbox.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+
+    def _end_with_process(self) -> None:
+        self._tell_end()
+        self._thread.join(_LONGEST_EXIT_S)
 
     def run_cold(self, tokens: IntArray, prompt_len: int, num_logits: int) -> ColdRun:
         """Compute tokens without the cache, in memory of their own. On the engine thread."""
