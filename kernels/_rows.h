@@ -367,7 +367,7 @@ static void share_product(const product *p, int phase, int64_t t, int64_t thread
     }
     int64_t blocks = (p->out + 3) / 4;
     int64_t from = 4 * (blocks * t / threads), to = 4 * (blocks * (t + 1) / threads);
-    int64_t most = BLOCK_BYTES / (4 * p->in) / 4 * 4;
+    int64_t most = BLOCK_BYTES / (4 * p->in + 1) / 4 * 4;
     if (to > p->out) to = p->out;
     if (most < LEAST_BLOCK) most = LEAST_BLOCK;
     product part = *p;
@@ -699,8 +699,9 @@ static void share_attention(const attention *a, int phase, int64_t t, int64_t th
     int64_t units = a->rows * a->kv_heads * SPLITS, all = a->rows * a->heads;
     if (phase == 0) {
         float scores[a->heads / a->kv_heads * CHUNK];
-        for (int64_t u = t; u < units; u += threads) { /* of a row with one part, all are t's */
-            int64_t split = u % SPLITS, rest = u / SPLITS;
+        /* first parts first: most rows have no other, and threads should share those evenly */
+        for (int64_t u = t; u < units; u += threads) {
+            int64_t split = u / (a->rows * a->kv_heads), rest = u % (a->rows * a->kv_heads);
             if (a->kind == F32)
                 attend_f32(a, rest / a->kv_heads, rest % a->kv_heads, split, scores);
             else attend_bf16(a, rest / a->kv_heads, rest % a->kv_heads, split, scores);

@@ -5,7 +5,6 @@ What a CUDA graph is on a GPU: the same operations on the same memory, over what
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ if rows.IS_COMPILED:
     from agentcache.kernels import _rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -34,12 +33,12 @@ class Unrecordable(Exception):
 class Scratch:
     """Memory for what is made on the way, the same at every repetition.
 
-    Two halves take turns, so what is made in one turn lasts to the end of the next; and what is
-    made inside `kept` lasts. Recordings that are never played at the same time may share one.
+    Two halves take turns, so what is made in one turn lasts to the end of the next. Recordings that
+    are never played at the same time may share one.
     """
 
     def __init__(self) -> None:
-        self._parts = [_Region(), _Region(), _Region()]
+        self._parts = [_Region(), _Region()]
         self._now = 0
 
     def begin(self) -> None:
@@ -52,13 +51,6 @@ class Scratch:
         """From here on in the other half."""
         self._now = 1 - self._now
         self._parts[self._now].clear()
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """What is made inside stays until the end."""
-        before, self._now = self._now, 2
-        yield
-        self._now = before
 
     def like(self, made: Tensor) -> Tensor:
         """Memory for a contiguous tensor of that shape and type."""

@@ -66,9 +66,8 @@ if os.environ.get("AGENTCACHE_PURE_PYTHON", "0") == "0":
         pass
 
 
-@cache
 def way_of_many(dtype: torch.dtype) -> Way:
-    """How products of more than MOST_ROWS rows go fastest on this machine, with float32 or bfloat16.
+    """How products of more than MOST_ROWS rows go fastest on this machine, by the weights' type.
 
     Measured once. PyTorch's library for float32 takes the widest vectors on the processors of one
     maker only, and is twice as fast or half as fast as the compiled form by that; with bfloat16 it
@@ -76,9 +75,16 @@ def way_of_many(dtype: torch.dtype) -> Way:
     way than the usual one is taken with a clear lead only, so that every process on a machine
     decides the same.
     """
-    usual: Way = "pytorch" if dtype == torch.float32 else "widened"
-    if not IS_COMPILED:
-        return usual
+    return _measured_way(dtype) if IS_COMPILED else _usual_way(dtype)
+
+
+def _usual_way(dtype: torch.dtype) -> Way:
+    return "pytorch" if dtype == torch.float32 else "widened"
+
+
+@cache
+def _measured_way(dtype: torch.dtype) -> Way:
+    usual = _usual_way(dtype)
     ways: dict[Way, Callable[[Tensor, Tensor], Tensor]] = {
         "pytorch": F.linear,
         "compiled": linear,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     from agentcache.types import IntArray
 
 __all__ = ["TensorPools"]
+
+
+def _zeros(num: int, num_bytes: int, device: torch.device | None) -> torch.Tensor:
+    """[num, num_bytes] of zeros. On a CPU a row takes memory when it is first written: there are as
+    many rows as requests may ever run at once."""
+    if (device is not None and device.type != "cpu") or not num * num_bytes:
+        return torch.zeros((num, num_bytes), dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, num * num_bytes)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(num, num_bytes)
 
 
 _NAN_BYTE = 0xFF
@@ -61,9 +71,7 @@ class TensorPools:
         self._arena = torch.empty(
             (sizes.num_pages, sizes.page_bytes), dtype=torch.uint8, device=device
         )
-        self._rows = torch.zeros(
-            (sizes.num_rows + sizes.num_staging, sizes.row_bytes), dtype=torch.uint8, device=device
-        )
+        self._rows = _zeros(sizes.num_rows + sizes.num_staging, sizes.row_bytes, device)
         self._packing = packing if sizes.packing_bytes else None
         self._packed = torch.zeros(
             (sizes.packing_bytes // sizes.page_bytes, sizes.page_bytes),

@@ -21,8 +21,9 @@ class Linear:
     """`(x @ weight.T + bias) * scale`; weight [out, in], bias and scale [out].
 
     On a CPU a few rows are computed by kernels of our own, which read each weight once. More rows
-    go the way that is fastest on this machine (`rows.way_of_many`). Without the compiled kernels float32
-    weights lie transposed in memory, with which PyTorch's products of a few rows take less long.
+    go the way that is fastest on this machine (`rows.way_of_many`). Without the compiled kernels
+    float32 weights lie transposed in memory, with which PyTorch's products of a few rows take less
+    long.
     """
 
     __slots__ = ("_few", "bias", "scale", "weight", "weight_scale")

@@ -42,17 +42,17 @@ class Run:
 @dataclass(frozen=True)
 class KVPlaces:
     """Where one kind of KV lies. slots: of the new tokens [N], or their start where they are
-    neighbours. history: per span the runs (start, length) that its first token sees. own: of the
-    spans of one token that token's slot."""
+    neighbours. history: per span the runs (start, length) that its first token sees. seen: per span
+    of one token the runs of all that it sees, itself included."""
 
     slots: Tensor | int
     history: tuple[tuple[tuple[int, int], ...], ...]
-    own: tuple[tuple[int, int], ...]
+    seen: tuple[tuple[tuple[int, int], ...], ...]
 
     @cached_property
     def of_steps(self) -> KeyRuns:
         """All that the spans of one token see."""
-        return KeyRuns.of([[*seen, own] for seen, own in zip(self.history, self.own, strict=False)])
+        return KeyRuns.of(self.seen)
 
     def store(self, target: Tensor, new: Tensor) -> None:
         """Write [N, heads, dim] into the new tokens' slots of `target` [slots, heads, dim]."""
@@ -168,14 +168,15 @@ class Pass:
         group = next(g for g in self.pools.kv_layout.groups if g.kind == kind)
         window = group.window
         fresh: list[tuple[int, int]] = []
-        history = []
+        history, seen = [], []
         for span in self.spans:
             pages = span.pages(kind)
             first = 0 if window is None else max(0, span.start + 1 - window)
             history.append(tuple(pages.runs(first, span.start)))
+            if len(span.ids) == 1:
+                seen.append(tuple(pages.runs(first, span.stop)))
             fresh.extend(pages.runs(span.start, span.stop))
-        own = tuple(fresh[: self.steps])  # a token lies in one run
         if len(fresh) == 1:
-            return KVPlaces(fresh[0][0], tuple(history), own)
+            return KVPlaces(fresh[0][0], tuple(history), tuple(seen))
         slots = torch.cat([torch.arange(at, at + num) for at, num in fresh])
-        return KVPlaces(slots.to(self.ids.device), tuple(history), own)
+        return KVPlaces(slots.to(self.ids.device), tuple(history), tuple(seen))

@@ -20,7 +20,7 @@ from agentcache.pools.layout import PoolSizes
 from agentcache.pools.tensors import TensorPools
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -71,7 +71,6 @@ class Step:
         self.positions = torch.zeros(num, dtype=torch.int64)
         self.step_rows = torch.arange(num)
         self._scratch = scratch
-        self._made: dict[object, tuple[Tensor, Tensor]] = {}
         self._num_runs = num * num_runs
         self._places: dict[str, StepPlaces] = {}
         for group in self._groups:
@@ -93,15 +92,6 @@ class Step:
     def places(self, kind: str) -> StepPlaces:
         """Where a kind of KV lies."""
         return self._places[kind]
-
-    def once(
-        self, key: object, make: Callable[[Tensor], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        """What `make` computes of the positions, once a pass for each key."""
-        if key not in self._made:
-            with self._scratch.kept():
-                self._made[key] = make(self.positions)
-        return self._made[key]
 
     def next_block(self) -> None:
         """What the block before the last has made is not needed any more."""

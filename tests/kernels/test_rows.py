@@ -161,6 +161,76 @@ def test_a_row_of_a_product_is_the_same_alone_and_among_others(
         assert torch.equal(y, alone[:num_rows])
 
 
+@needs_compiled
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("width", "most"), [(64, 1100), (1000, 300), (5000, 700)], ids=str)
+def test_many_rows_go_in_blocks_and_come_out_as_each_alone(
+    width: int, most: int, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    """Numbers of rows around those of a block, which has 1024, 64 and 64."""
+    weight, factors = make_weight(10, width, weight_dtype), make_factors(10)
+    x = torch.randn(most, width, generator=generator()).to(dtype)
+    alone = torch.cat([rows.linear(row, weight, **factors) for row in x[:, None]])
+    check_linear(x, weight, **factors)
+    block = 1024 if width == 64 else 64
+    for threads, num_rows in product((1, 2, 3), (33, 63, block, block + 1, block + 7, most)):
+        torch.set_num_threads(threads)
+        assert torch.equal(rows.linear(x[:num_rows], weight, **factors), alone[:num_rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_way_of_many_rows_is_decided_once(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def seconds(compute: Callable[[], Tensor]) -> float:
+        tried.append(compute().shape)
+        return 1.0 / len(tried)
+
+    monkeypatch.setattr(rows, "_seconds", seconds)
+    rows.way_of_many.cache_clear()
+    try:
+        ways = {rows.way_of_many(dtype) for _ in range(3)}
+    finally:
+        rows.way_of_many.cache_clear()
+    if rows.IS_COMPILED:
+        assert ways == {"widened"}  # the last of three, and the fastest by far
+        assert len(set(tried)) == 1
+        assert len(tried) == 3
+    else:
+        assert not tried
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    ("dtype", "seconds", "way"),
+    [
+        (torch.float32, (1.0, 0.9, 1.0), "pytorch"),  # no clear lead
+        (torch.float32, (1.0, 0.5, 1.0), "compiled"),
+        (torch.bfloat16, (0.9, 0.9, 1.0), "widened"),
+        (torch.bfloat16, (0.2, 0.5, 1.0), "pytorch"),
+        (torch.bfloat16, (0.5, 0.2, 1.0), "compiled"),
+    ],
+    ids=str,
+)
+def test_another_way_than_the_usual_needs_a_clear_lead(
+    dtype: torch.dtype,
+    seconds: tuple[float, ...],
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """seconds: of PyTorch, compiled and widened."""
+    left = iter(seconds)
+    monkeypatch.setattr(rows, "_seconds", lambda compute: next(left))
+    rows.way_of_many.cache_clear()
+    try:
+        assert rows.way_of_many(dtype) == way
+    finally:
+        rows.way_of_many.cache_clear()
+
+
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
 def test_a_row_of_nan_spoils_no_other(weight_dtype: torch.dtype) -> None:
