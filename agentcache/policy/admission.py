@@ -74,8 +74,8 @@ class MarconiAdmission:
     def plan(
         self, match: Match, declared: Iterable[int], prompt_len: int, min_gain: int = 1
     ) -> tuple[int, ...]:
-        branch = match.known_len
-        return _if_worth(branch, match, min_gain) if branch < prompt_len else ()
+        # of a prompt that is known whole, all can be reused but its last token
+        return _if_worth(min(match.known_len, prompt_len - 1), match, min_gain)
 
     def decoded(self, start: int, stop: int) -> Sequence[int]:
         return ()

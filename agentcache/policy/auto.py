@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CANDIDATES", "Auto", "Contest", "candidate"]
 
-_TILT = 0.8
-
 CANDIDATES: dict[str, Callable[[Costs], Policy]] = {
     "learned": lambda costs: Learned(costs),
-    "leaning": lambda costs: Learned(costs, tilt=_TILT),
     "session-lru": lambda costs: SessionLRU(),
     "lru": lambda costs: Recency(),
 }
@@ -113,15 +110,9 @@ class Auto(Policy):
             self._follow(leader, self._order, request.at)
 
     def _follow(self, leader: str, order: _Switching, now: float) -> None:
-        was_simple = self.following in self._simple
         self.following = leader
-        simple = self._simple.get(leader)
-        if simple is not None:
-            order.switch(simple.order(self._num_pages), now)
-            return
-        self._learned.tilt = _TILT if leader == "leaning" else 1.0
-        if was_simple:
-            order.switch(self._learned.order(self._num_pages), now)
+        followed = self._simple.get(leader, self._learned)
+        order.switch(followed.order(self._num_pages), now)
 
 
 class _Switching:

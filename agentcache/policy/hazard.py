@@ -85,7 +85,7 @@ class ReturnTimes:
         self._hazard: Floats = np.ones((num_classes, len(starts)))
         self._index: Floats = np.zeros((num_classes, len(starts)))
         self._factor: Floats = np.ones((num_classes, self._num_groups))
-        self._tables: dict[float, Floats] = {}
+        self._table: Floats | None = None
         self.mean: Floats = np.zeros(num_classes)
 
     def ended(self, kind: int, group: int, seconds: float, *, used: bool) -> None:
@@ -109,7 +109,7 @@ class ReturnTimes:
         self.mean, self._hazard = mean[self._slot], hazard[self._slot]
         self._index = _gittins(hazard, self._widths)[self._slot]
         self._factor = self._factors(waited, hazard)[self._slot]
-        self._tables.clear()
+        self._table = None
 
     def _factors(self, waited: Floats, hazard: Floats) -> Floats:
         """How much more often than its class each group returns: a factor for its first trait times
@@ -164,26 +164,16 @@ class ReturnTimes:
         """A number for a class and group, by which `index_at` finds it."""
         return (kind * self._num_groups + group) * len(self._bounds)
 
-    def index(self, classes: Ints, groups: Ints, seconds: Floats, tilt: float = 1.0) -> Floats:
-        """Uses per second that each entry is worth keeping for, [E].
+    def index(self, classes: Ints, groups: Ints, seconds: Floats) -> Floats:
+        """Uses per second that each entry is worth keeping for, [E]."""
+        return self.index_at(self._cells(classes, groups), seconds)
 
-        tilt: what is left of an index after each range of ages.
-        """
-        return self.index_at(self._cells(classes, groups), seconds, tilt)
-
-    def index_at(self, places: Ints, seconds: Floats, tilt: float = 1.0) -> Floats:
+    def index_at(self, places: Ints, seconds: Floats) -> Floats:
         """The same for entries by their places, in fewer steps."""
-        found: Floats = self._table(tilt).take(places + self._ages(seconds))
+        if self._table is None:  # of all classes, groups and ages
+            self._table = self._index[:, None, :] * self._factor[:, :, None]
+        found: Floats = self._table.take(places + self._ages(seconds))
         return found
-
-    def _table(self, tilt: float) -> Floats:
-        """The index of all classes, groups and ages; made once after each time of learning."""
-        table = self._tables.get(tilt)
-        if table is None:
-            table = self._index[:, None, :] * self._factor[:, :, None]
-            table = table * tilt ** np.arange(len(self._starts))
-            self._tables[tilt] = table
-        return table
 
     def surprise(self, kind: int, group: int, seconds: float) -> float:
         """The negative logarithm of how likely a use right after so many seconds was held to be."""

@@ -15,6 +15,7 @@ handles the same classes are learned from tokens alone.
 from __future__ import annotations
 
 from functools import lru_cache
+from math import log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,6 +52,9 @@ _NUM_CLASSES = 1 + len(Origin) * (_MOST_USES + 1) * _STANDING
 _FADING = 0.8
 """What an older gap between uses still counts after each further one."""
 
+_FORGETTING = 0.99
+"""What an older judgement of rhythms still counts after each further one."""
+
 _PRICE = 3.0
 """A checkpoint that only the memory of evicted tokens asks for has to promise so many times what
 the entries promised that had to leave."""
@@ -65,23 +69,20 @@ _UNKNOWN = 1e-9
 class Learned(ScoredPolicy):
     """Expected work saved per byte and second, learned; see the module.
 
-    costs: of the model. history: what is remembered of boundaries. tilt: what an index still counts
-    after each doubling of the time since the last use. Below 1 the order leans to plain recency,
-    which does better where times between uses are spread over everything, as in chats of people.
+    costs: of the model. history: what is remembered of boundaries.
     """
 
     fields = ("per_byte", "row", "ticket")
     alone = True
     wants_boundaries = True
 
-    def __init__(self, costs: Costs, history: History | None = None, *, tilt: float = 1.0) -> None:
+    def __init__(self, costs: Costs, history: History | None = None) -> None:
         self._costs = costs
         self._upto = lru_cache(_MOST_LENGTHS)(costs.flops.upto)
-        self.tilt = tilt
         self._history = History() if history is None else history
         self._times = ReturnTimes(_NUM_CLASSES, (_NUM_TURNS, _NUM_SIZES))
         self._shares = ReturnTimes(1, starts=SHARES)
-        self._trust = 0.0
+        self._trust = self._trust_in_rhythm = 0.0
         self._known: dict[Node, Boundary] = {}
         self._rows = _Rows(_FIRST_ROWS)
         self._price = 0.0
@@ -172,6 +173,7 @@ class Learned(ScoredPolicy):
 
     def _use(self, boundary: Boundary, now: float) -> None:
         """The boundary is used: learn from how long that took."""
+        self._judge_rhythm(boundary, now)
         self._end_wait(boundary, now, used=True)
         gap = now - boundary.used_at
         boundary.gaps = _FADING * boundary.gaps + 1
@@ -182,6 +184,19 @@ class Learned(ScoredPolicy):
         self._rows.expected[boundary.row] = 0.0
         was_live = boundary.kind == _LIVE  # its own session moves past it
         self._note(boundary, _class_of(boundary, _PASSED if was_live else _standing(boundary)))
+
+    def _judge_rhythm(self, boundary: Boundary, now: float) -> None:
+        """Whether the boundary's own rhythm foretold this use better than its class did.
+
+        A rhythm is a rate of which nothing is known but these gaps, and one of the class's.
+        """
+        gaps = self._rows.gaps.item(boundary.row)
+        if not gaps or not self._learn_at:
+            return
+        waited, span = max(0.0, now - boundary.used_at), self._rows.span.item(boundary.row)
+        plain = self._times.surprise(boundary.kind, boundary.group, waited)
+        own = (gaps + 1) * log(span + waited) - gaps * log(span) - log(gaps)
+        self._trust_in_rhythm = _FORGETTING * self._trust_in_rhythm + plain - own
 
     def _end_wait(self, boundary: Boundary, now: float, *, used: bool) -> None:
         kind, group = boundary.kind, boundary.group
@@ -246,9 +261,10 @@ class Learned(ScoredPolicy):
         """Uses per second that the boundaries are worth keeping for; any number for row -1."""
         table = self._rows
         age = np.maximum(now - table.used_at.take(rows), 0.0)
-        rate = self._times.index_at(table.place.take(rows), age, self.tilt)
-        gaps = table.gaps.take(rows)
-        rate = np.where(gaps > 0, gaps / (table.span.take(rows) + age), rate)
+        rate = self._times.index_at(table.place.take(rows), age)
+        if self._trust_in_rhythm >= 0:
+            gaps = table.gaps.take(rows)
+            rate = np.where(gaps > 0, gaps / (table.span.take(rows) + age), rate)
         return self._hinted(rate, rows, age) if self._trust > 0 else rate
 
     def _hinted(self, rate: Floats, rows: Ints, age: Floats) -> Floats:
@@ -293,7 +309,7 @@ class _Rows:
     """What is known of each boundary, as columns by its row.
 
     kind: -1 in a row that is free. place: of class and group among the return times. gaps: more
-    than 0 only where a boundary goes by its own rhythm, which is gaps / (span + its age). gap_s:
+    than 0 only where a boundary has its own rhythm, which is gaps / (span + its age). gap_s:
     what it adds to its class's mean gap in span. ticket: how often the row was freed.
     """
 

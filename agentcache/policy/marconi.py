@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentcache.policy.scored import ScoredPolicy
+from agentcache.policy.scored import ScoredOrder, ScoredPolicy
 from agentcache.policy.tuning import Tuning
 from agentcache.policy.worth import freed_bytes, saved_flops
 
@@ -30,8 +30,9 @@ class Marconi(ScoredPolicy):
 
     Recency is the time at which a request last went on from the very entry, or filed it; use of
     what lies below does not count. FLOP efficiency is the work that a hit saves against the nearest
-    usable ancestor, per byte that really becomes free. Entries that several others branch off from
-    are candidates only when nothing else is left.
+    usable ancestor, per byte that really becomes free. Room is made before a request files
+    anything: what it has used or filed, and entries that several others branch off from, are
+    candidates only when nothing else is left.
 
     alpha: given, it stays as it is. Else it is 0 until the tuner has found a better one, see
     `policy.tuning`; without a tuner too.
@@ -47,18 +48,26 @@ class Marconi(ScoredPolicy):
         self._tuning = Tuning(tuner) if tuner is not None and alpha is None else None
         self.wants_served = self._tuning is not None
 
+    def order(self, num_pages: int) -> ScoredOrder:
+        return ScoredOrder(self, least_batch=1, share=_BATCH_SHARE)
+
     def fill(self, node: Node, now: float) -> Sequence[float]:
         size = max(1, freed_bytes(node, self._costs))
         efficiency = saved_flops(node, self._costs) / size
         return node.last_access, efficiency, node.num_children > 1
 
     def scores(self, columns: Mapping[str, Floats], now: float) -> Floats:
-        chosen = columns["is_shared"] == 0
-        if not chosen.any():
-            chosen = ~chosen
+        chosen = self._candidates(columns, now)
         recency = _normalised(columns["last_access"], chosen)
         scores = recency + self.alpha * _normalised(columns["efficiency"], chosen)
         return np.where(chosen, scores, np.inf)
+
+    def _candidates(self, columns: Mapping[str, Floats], now: float) -> Bools:
+        is_single: Bools = columns["is_shared"] == 0
+        is_idle: Bools = columns["last_access"] < now
+        if (is_single & is_idle).any():
+            return is_single & is_idle
+        return is_single if is_single.any() else ~is_single
 
     def taken(self, node: Node, score: float, now: float) -> None:
         if self._tuning is not None:
@@ -75,3 +84,8 @@ def _normalised(values: Floats, chosen: Bools) -> Floats:
     """Values moved and scaled so that the chosen ones lie between 0 and 1."""
     low, high = values[chosen].min(), values[chosen].max()
     return (values - low) / (high - low) if high > low else np.zeros_like(values)
+
+
+_BATCH_SHARE = 1 / 256
+"""Of all candidates, how many leave at one look. What leaves makes others candidates, and what was
+used since should not go by an old look: four at a time of some sixty cost eight points."""

@@ -40,7 +40,7 @@ _log = logging.getLogger("agentcache")
 
 _FADING = 0.997
 _LEAD = 0.01
-_DOUBT = 1.0
+_DOUBT, _DOUBT_OF_FIRST = 1.5, 0.5
 _FIRST_LOOK = 30
 
 
@@ -49,7 +49,9 @@ class Standings:
 
     Each request counts by its prompt's tokens, and a little less with every one that comes after.
     The lead changes only where somebody is ahead by a hundredth of all tokens, and by more than
-    what the single requests differ by makes likely: a standard error of the sum.
+    what the single requests differ by makes likely: one and a half standard errors of the sum, so
+    that it takes more than two requests. Only half of one gives it back to the first of the names:
+    what is expected to be best needs less to show for it.
 
     >>> standings = Standings(["a", "b"])
     >>> for _ in range(100):
@@ -60,6 +62,8 @@ class Standings:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
+        self._doubt = np.full(len(self._names), _DOUBT)
+        self._doubt[0] = _DOUBT_OF_FIRST
         self._reused = np.zeros(len(self._names))
         self._pairs = np.zeros((len(self._names), len(self._names)))  # squared differences
         self._asked = 0.0
@@ -77,7 +81,8 @@ class Standings:
             return
         first = self._names.index(self.leader)
         leads = self._reused - self._reused[first]
-        leads[leads < np.maximum(_LEAD * self._asked, _DOUBT * np.sqrt(self._pairs[first]))] = 0
+        by_chance = self._doubt * np.sqrt(self._pairs[first])
+        leads[leads < np.maximum(_LEAD * self._asked, by_chance)] = 0
         self.leader = self._names[int(np.argmax(leads)) if leads.any() else first]
 
 

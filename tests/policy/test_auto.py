@@ -166,18 +166,6 @@ def test_after_a_change_entries_leave_in_the_order_of_the_new_leader():
     assert [order.pop(0.0) for _ in nodes] == nodes[::-1]
 
 
-def test_learned_and_leaning_are_one_order_with_another_tilt():
-    contest = Script()
-    policy = Auto(COSTS, contest)
-    policy.order(100)
-    tilts = {}
-    for name in ["leaning", "learned", "lru", "leaning"]:
-        contest.leader = name
-        policy.served(served())
-        tilts[name] = policy._learned.tilt
-    assert tilts["leaning"] < tilts["learned"] == 1.0
-
-
 def test_without_a_contest_the_first_is_followed_and_nobody_asks_for_requests():
     cache, policy = make(None)
     agent = Agent(cache)
@@ -223,7 +211,6 @@ def test_candidates_by_name():
     kinds = {name: type(candidate(name, COSTS)) for name in NAMES}
     assert kinds == {
         "learned": Learned,
-        "leaning": Learned,
         "session-lru": SessionLRU,
         "lru": Recency,
     }

@@ -22,8 +22,8 @@ def waiting(*entries: tuple[int, int, float]) -> Waiting:
     )
 
 
-def index(times: ReturnTimes, kind: int, seconds: float, group: int = 0, tilt: float = 1.0):
-    found = times.index(np.array([kind]), np.array([group]), np.array([seconds]), tilt)
+def index(times: ReturnTimes, kind: int, seconds: float, group: int = 0):
+    found = times.index(np.array([kind]), np.array([group]), np.array([seconds]))
     return float(found[0])
 
 
@@ -199,15 +199,6 @@ def test_surprise_is_minus_the_logarithm_of_the_density():
     hazard = times._hazard[0] * times._factor[0, 0]
     left = np.exp(-hazard @ np.array([1.0, 2.0, 6.0]))
     assert density.sum() * step + left == pytest.approx(1.0, abs=1e-3)
-
-
-def test_a_tilt_takes_its_share_with_every_age():
-    times = ReturnTimes(1, starts=STARTS)
-    times.ended(0, 0, 2.0, used=True)
-    times.learn(waiting())
-    for age, seconds in enumerate([0.5, 1.5, 5.0]):
-        plain = index(times, 0, seconds)
-        assert index(times, 0, seconds, tilt=0.8) == pytest.approx(plain * 0.8**age)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

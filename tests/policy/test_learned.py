@@ -22,6 +22,8 @@ from agentcache.tree.radix_tree import RadixTree
 from agentcache.types import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from agentcache.tree.node import Node
 
 COSTS = Costs(FlopsModel(10.0, ((None, 2.0),)), token_bytes=4, checkpoint_bytes=32)
@@ -267,21 +269,55 @@ def test_announcements_that_say_nothing_are_not_trusted():
     assert policy._trust < 0
 
 
-def test_a_tilt_below_one_leans_to_what_was_used_last():
-    """Two dead tails of one class that differ in age alone."""
-    leads = []
-    for tilt in (1.0, 0.5):
-        cache, policy = make()
-        policy.tilt = tilt
-        words = Words()
-        train(cache, words, rounds=5)
-        old = run(cache, words(20)).frontier
-        wait(cache, 1000.0)
-        new = run(cache, words(20)).frontier
-        now = cache._clock.now()
-        values = np.array([policy.fill(node, now) for node in (old, new)]).T
-        columns = dict(zip(policy.fields, values, strict=True))
-        columns.update(per_byte=np.full(2, 1e4))
-        scores = policy.scores(columns, now)
-        leads.append(scores[1] / scores[0])
-    assert leads[1] > 2 * leads[0]
+def ask(cache: HybridCache, words: Words, head, rng: np.random.Generator) -> None:
+    """One question about a declared head, by somebody who has no other; an entry leaves."""
+    agent = Agent(cache)
+    agent.turn(np.concatenate([head, words(4)]), words(2), structural=(len(head),))
+    agent.close()
+    wait(cache, float(rng.exponential(5.0)))
+    cache.evict_one()
+
+
+def heads_asked(turns: Iterable[int]) -> tuple[HybridCache, Learned, list[Node]]:
+    """Heads of one length, each asked about when it is its turn, and then once more; and their
+    nodes, the one asked last at the end."""
+    cache, policy = make()
+    words, rng = Words(), np.random.default_rng(1)
+    heads = [words(40) for _ in range(10)]
+    for at in turns:
+        ask(cache, words, heads[at], rng)
+    nodes = []
+    for head in heads:
+        ask(cache, words, head, rng)
+        lease = cache.acquire(NAMESPACE, np.concatenate([head, words(4)]))
+        nodes.append(lease.match.node)
+        cache.release(lease)
+    return cache, policy, nodes
+
+
+def scores(cache: HybridCache, policy: Learned, nodes: list[Node]) -> np.ndarray:
+    now = cache._clock.now()
+    values = np.array([policy.fill(node, now) for node in nodes]).T
+    return policy.scores(dict(zip(policy.fields, values, strict=True)), now)
+
+
+def test_entries_that_are_used_more_than_others_of_their_class_go_by_their_own_rhythm():
+    rng = np.random.default_rng(2)
+    turns = rng.choice(10, 600, p=[0.4, 0.4, *[0.2 / 8] * 8])
+    cache, policy, nodes = heads_asked(turns)
+    assert policy._trust_in_rhythm > 0
+    found = scores(cache, policy, nodes)
+    assert found[:2].min() > 1.5 * found[2:].max()
+
+
+def test_a_rhythm_is_not_followed_where_the_class_foretells_more():
+    """All heads come once a round, in any order: who was used just now comes last."""
+    rng = np.random.default_rng(2)
+    turns = np.concatenate([rng.permutation(10) for _ in range(60)])
+    cache, policy, nodes = heads_asked(turns)
+    assert policy._trust_in_rhythm < 0
+    first, *_, last = scores(cache, policy, nodes)
+    assert first > last
+    policy._trust_in_rhythm = 0.0
+    first, *_, last = scores(cache, policy, nodes)
+    assert first < last

@@ -70,6 +70,16 @@ def test_entry_saves_the_work_since_the_next_usable_ancestor() -> None:
     assert saved_flops(end, COSTS) == (10 * 30 + 30 * 31) - (10 * 10 + 10 * 11)
 
 
+def test_checkpoint_put_between_two_others_is_the_next_one_for_the_lower() -> None:
+    forest = Forest()
+    _, end = chain(forest, 10, 30)
+    assert usable_above(end) == 10
+    link(forest.add(np.append(ids(*range(10)), [99]).astype(np.int32)))
+    (middle,) = chain(forest, 20)
+    assert end.parent is middle
+    assert usable_above(end) == 20
+
+
 def test_where_nothing_is_a_checkpoint_every_position_is_usable() -> None:
     forest = Forest(state=False)
     top, end = forest.add(ids(*range(10))), forest.add(ids(*range(30)))
@@ -171,32 +181,71 @@ def test_what_was_sent_back_is_protected_again_once_it_is_used() -> None:
     assert order.pop(6.0) is fresh
 
 
-def gdsf_key(node: Node, inflation: float) -> float:
-    return inflation + (node.hits + 1) * saved_flops(node, COSTS) / freed_bytes(node, COSTS)
+def gdsf_h(node: Node, inflation: float, frequency: int = 1) -> float:
+    return inflation + frequency * saved_flops(node, COSTS) / freed_bytes(node, COSTS)
 
 
 def test_gdsf_weighs_work_against_bytes_and_counts_uses() -> None:
-    short, long = leaf(10), leaf(100)
-    assert gdsf_key(short, 0) == pytest.approx(210 / 140)
-    assert gdsf_key(long, 0) == pytest.approx(11_100 / 500)
+    short, long = leaf(10, at=-1.0), leaf(100, at=-1.0)
+    assert gdsf_h(short, 0) == pytest.approx(210 / 140)
+    assert gdsf_h(long, 0) == pytest.approx(11_100 / 500)
     assert drain(GDSF(COSTS), [long, short]) == [short, long]
-    often = leaf(10, hits=20)
-    assert gdsf_key(often, 0) == pytest.approx(21 * 210 / 140)
-    assert drain(GDSF(COSTS), [often, long]) == [long, often]
+    often, policy = leaf(10), GDSF(COSTS)
+    for _ in range(20):
+        policy.used(often, 0.0)
+    assert often.value == pytest.approx(gdsf_h(often, 0, 21))
+    assert drain(policy, [often, long]) == [long, often]
+    assert often.value is None
+    policy.used(often, 0.0)
+    assert often.value == pytest.approx(gdsf_h(often, 31.5, 2)), "counted anew"
 
 
 def test_gdsf_ages_what_is_not_used_any_more() -> None:
     policy = GDSF(COSTS)
     order = policy.order(0)
-    once_hot = leaf(10, hits=9)  # H = 15
+    once_hot = leaf(10)
+    for _ in range(9):
+        policy.used(once_hot, 0.0)  # H = 15
     order.push(once_hot, 0.0)
     order.push(leaf(60), 0.0)  # H = 4260 / 340 = 12.5
     order.push(other := leaf(61), 0.0)
-    assert order.pop(0.0) is not once_hot
-    assert order.pop(0.0) is other
+    assert order.pop(1.0) is not once_hot
+    assert order.pop(1.0) is other
     fresh = leaf(20)  # H = 12.8 + 620 / 180 = 16.3
-    order.push(fresh, 0.0)
-    assert order.pop(0.0) is once_hot
+    order.push(fresh, 1.0)
+    assert order.pop(2.0) is once_hot
+
+
+def test_gdsf_keeps_the_worth_of_a_passed_tip() -> None:
+    forest, policy = Forest(), GDSF(COSTS)
+    order = policy.order(0)
+    (tip,) = chain(forest, 10)
+    policy.used(tip, 0.0)
+    as_leaf = gdsf_h(tip, 0, 2)
+    chain(forest, 10, 30)
+    assert gdsf_h(tip, 0, 2) > as_leaf, "it would free its checkpoint alone"
+    order.push(tip, 1.0)
+    between = leaf(20)
+    assert as_leaf < gdsf_h(between, 0) < gdsf_h(tip, 0, 2)
+    order.push(between, 1.0)
+    assert order.pop(2.0) is tip
+
+
+def test_gdsf_leaves_what_was_filed_just_now_for_last_and_what_others_branch_off_from() -> None:
+    forest = Forest()
+    (head,) = chain(forest, 10)
+    ends = [forest.add(np.append(ids(*range(10)), [at] * 90).astype(np.int32)) for at in (50, 60)]
+    for each in ends:
+        link(each)
+    order = GDSF(COSTS).order(0)
+    for each in (head, *ends):
+        order.push(each, 1.0)
+    order.push(fresh := leaf(5, at=1.0), 1.0)
+    assert [order.pop(1.0) for _ in range(4)] == [*ends, head, fresh]
+    order.push(again := leaf(5, at=1.0), 1.0)
+    order.push(long := leaf(100, at=0.5), 1.0)
+    assert order.pop(2.0) is again, "it has its H by now"
+    assert order.pop(2.0) is long
 
 
 def test_unknown_factor_and_factor_of_another_policy_are_refused() -> None:
@@ -238,6 +287,14 @@ def test_marconi_adds_recency_and_efficiency_each_between_0_and_1() -> None:
     assert ScoredOrder(Marconi(COSTS, 2.0)).pop(0.0) is None
 
 
+def test_marconi_makes_room_before_what_is_filed_counts() -> None:
+    order = Marconi(COSTS, 5.0).order(0)
+    nodes = [leaf(100, at=1.0), leaf(50, at=2.0), leaf(10, at=3.0)]
+    for each in nodes:
+        order.push(each, 3.0)
+    assert [order.pop(3.0) for _ in nodes] == [nodes[1], nodes[0], nodes[2]]
+
+
 def test_marconi_leaves_what_others_branch_off_from_for_last() -> None:
     forest = Forest()
     (head,) = chain(forest, 10)
@@ -253,13 +310,13 @@ CHANGES = st.lists(
 )
 
 
-def brute(name: str, nodes: Sequence[Node], inflation: dict[Node, float]) -> list[float]:
+def brute(name: str, nodes: Sequence[Node], h: dict[Node, float]) -> list[float]:
     """What the policy goes by, for nodes that are in the order."""
     keys: dict[str, Callable[[Node], float]] = {
         "lru": lambda node: node.last_access,
         "lfu": lambda node: 1e6 * node.hits + node.last_access,
         "priority": lambda node: 1e6 * node.priority + node.last_access,
-        "gdsf": lambda node: gdsf_key(node, inflation[node]),
+        "gdsf": lambda node: h[node],
     }
     if name == "marconi:0.7":
         return marconi_scores(nodes, 0.7)
@@ -276,28 +333,38 @@ def test_policies_agree_with_a_list_that_is_searched_anew_each_time(
         order = ScoredOrder(policy, least_batch=1, share=0.0)
     nodes = [leaf(10 * (each + 1), priority=each % 3) for each in range(7)]
     present: list[Node] = []
-    inflation: dict[Node, float] = {}
+    h: dict[Node, float] = {}
+    frequency: dict[Node, int] = {}
     level = 0.0
+
+    def leaves(node: Node) -> None:
+        present.remove(node)
+        h.pop(node)
+        frequency.pop(node)
+
     for time, (what, which) in enumerate(steps):
         node = nodes[which]
         if what == "pop":
             got = order.pop(float(time))
             assert (got is None) == (not present)
             if got is not None:
-                keys = dict(zip(present, brute(name, present, inflation), strict=True))
+                keys = dict(zip(present, brute(name, present, h), strict=True))
                 assert keys[got] == pytest.approx(min(keys.values()))
                 level = max(level, keys[got])
-                present.remove(got)
+                leaves(got)
             continue
         if what == "drop":
             order.remove(node)
-            present = [each for each in present if each is not node]
+            if node in present:
+                leaves(node)
             continue
+        frequency.setdefault(node, 1)
         if what == "use":
             node.hits += 1
-            inflation[node] = level
+            frequency[node] += 1
+            h[node] = gdsf_h(node, level, frequency[node])
             policy.used(node, float(time))
-        inflation.setdefault(node, level)
+        h.setdefault(node, gdsf_h(node, level))
         node.last_access = float(time)
         order.push(node, float(time))
         if node not in present:

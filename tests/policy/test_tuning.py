@@ -47,24 +47,24 @@ def test_nothing_is_tuned_while_nothing_had_to_leave() -> None:
     assert tuner.logs == []
 
 
-def test_as_many_requests_again_are_waited_for_after_the_first_eviction() -> None:
+def test_window_ends_at_so_many_times_the_requests_before_the_first_eviction() -> None:
     tuner = Asked()
     tuning = Tuning(tuner, fewest=4)
     serve(tuning, range(10))
     tuning.evicted()
-    serve(tuning, range(10, 19))
+    serve(tuning, range(10, 49))
     assert tuner.logs == []
     tuning.evicted()
-    serve(tuning, range(19, 20))
-    assert [int(each.tokens[0]) for each in tuner.logs[0]] == list(range(20))
-    serve(tuning, range(20, 200))
+    serve(tuning, range(49, 50))
+    assert [int(each.tokens[0]) for each in tuner.logs[0]] == list(range(50))
+    serve(tuning, range(50, 200))
     assert len(tuner.logs) == 1, "the hit rate is what it was"
 
 
 def test_log_is_bounded_in_requests_and_in_tokens() -> None:
     for bounds in ({"most_requests": 5}, {"most_tokens": 500}):
         tuner = Asked()
-        tuning = Tuning(tuner, fewest=4, **bounds)
+        tuning = Tuning(tuner, window=2, fewest=4, **bounds)
         serve(tuning, range(20))
         tuning.evicted()
         serve(tuning, range(20, 40))
@@ -83,7 +83,7 @@ def test_log_keeps_its_own_copy_of_the_tokens() -> None:
 
 def test_drift_of_the_hit_rate_tunes_again_after_a_log_of_new_requests() -> None:
     tuner = Asked()
-    tuning = Tuning(tuner, fewest=4, most_requests=20)
+    tuning = Tuning(tuner, window=2, fewest=4, most_requests=20)
     serve(tuning, range(20))
     tuning.evicted()
     serve(tuning, range(20, 40))

@@ -42,6 +42,23 @@ def test_the_lead_changes_only_beyond_what_single_requests_differ_by():
         assert standings.leader == leader
 
 
+def test_it_takes_more_than_two_requests_to_change_the_lead_however_much_they_differ():
+    for num_ahead, leader in [(1, "a"), (2, "a"), (3, "b")]:
+        standings = Standings(["a", "b"])
+        for at in range(40):
+            standings.add(100, [0, 100 if at < num_ahead else 0])
+        assert standings.leader == leader
+
+
+def test_a_single_request_gives_the_lead_back_to_the_first():
+    standings = Standings(["a", "b"])
+    for _ in range(40):
+        standings.add(100, [0, 1 + 100 * (standings.leader == "a")])
+    assert standings.leader == "b"
+    standings.add(10_000, [10_000, 0])
+    assert standings.leader == "a"
+
+
 def test_nobody_else_leads_before_enough_requests_were_seen():
     standings = Standings(["a", "b"])
     leaders = []
@@ -193,7 +210,7 @@ def test_the_limit_holds_between_requests_and_what_does_not_fit_is_nobodys_gain(
         assert all(cache.pools.pages.num_used <= 6 for cache in caches(shadows))
         assert not any(cache.leases for cache in caches(shadows))
     shadows.served(served(*range(200), at=1000.0))
-    assert noted.rows[-1] == (0, 0, 0, 0)
+    assert noted.rows[-1] == (0,) * len(NAMES)
     assert not any(cache.leases for cache in caches(shadows))
 
 
@@ -269,7 +286,7 @@ def test_tokens_may_change_after_they_were_handed_over():
     shadows.served(served(1, 2, 3, 4, 5, 6, 7, 8))
     held.set()
     shadows.close()
-    assert noted.rows[-1] == (6, 6, 6, 6)
+    assert noted.rows[-1] == (6,) * len(NAMES)
 
 
 def test_a_full_queue_leaves_requests_out_and_holds_nobody_up():
