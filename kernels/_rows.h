@@ -589,42 +589,68 @@ typedef struct {
 
 enum { CHUNK = 128, AHEAD = 8, CHUNKS_PER_SPLIT = 4, SPLITS = 8 };
 
+/* Values by their weights onto NUM times 16 numbers of the output. */
+#define ADD_VALUES(NUM)                                                                           \
+    do {                                                                                          \
+        vf even[NUM], odd[NUM];                                                                   \
+        for (int n = 0; n < NUM; n++) {                                                           \
+            even[n] = load(o, i + n * LANES, F32) * shrink;                                       \
+            odd[n] = (vf){0};                                                                     \
+        }                                                                                         \
+        for (j = 0; j + 2 <= num; j += 2)                                                         \
+            for (int n = 0; n < NUM; n++) {                                                       \
+                even[n] += load(v, j * a->v_stride + i + n * LANES, kind) * s[j];                 \
+                odd[n] += load(v, (j + 1) * a->v_stride + i + n * LANES, kind) * s[j + 1];        \
+            }                                                                                     \
+        for (int n = 0; n < NUM; n++) {                                                           \
+            if (j < num) even[n] += load(v, j * a->v_stride + i + n * LANES, kind) * s[j];        \
+            store(o + i + n * LANES, even[n] + odd[n]);                                           \
+        }                                                                                         \
+    } while (0)
+
 INLINE void attend_chunk(const attention *a, const float *q, const void *k, const void *v,
                          int64_t num, int64_t group, float *scores, float *out, int kind) {
-    int64_t D = a->D, Dv = a->Dv, width = Dv + 2, line = kind == F32 ? LANES : 2 * LANES;
-    for (int64_t j = 0; j < num; j++) { /* values are called for, and keys that come later */
-        for (int64_t i = 0; i < D; i += line)
-            __builtin_prefetch(at(k, (j + AHEAD) * a->k_stride + i, kind));
-        for (int64_t i = 0; i < Dv; i += line) __builtin_prefetch(at(v, j * a->v_stride + i, kind));
+    int64_t D = a->D, Dv = a->Dv, width = Dv + 2, line = kind == F32 ? LANES : 2 * LANES, j = 0;
+    for (; j + 4 <= num; j += 4) {
+        for (int64_t n = j; n < j + 4; n++) { /* values are called for, and keys that come later */
+            for (int64_t i = 0; i < D; i += line)
+                __builtin_prefetch(at(k, (n + AHEAD) * a->k_stride + i, kind));
+            for (int64_t i = 0; i < Dv; i += line)
+                __builtin_prefetch(at(v, n * a->v_stride + i, kind));
+        }
+        for (int64_t g = 0; g < group; g++) {
+            vf acc[4] = {{0}};
+            for (int64_t i = 0; i < D; i += LANES) {
+                vf query = load(q, g * D + i, F32);
+                for (int n = 0; n < 4; n++)
+                    acc[n] += load(k, (j + n) * a->k_stride + i, kind) * query;
+            }
+            vf4 four = sums(acc[0], acc[1], acc[2], acc[3]) * a->scale;
+            memcpy(scores + g * CHUNK + j, &four, 16);
+        }
+    }
+    for (; j < num; j++)
         for (int64_t g = 0; g < group; g++) {
             vf acc = {0};
             for (int64_t i = 0; i < D; i += LANES)
                 acc += load(k, j * a->k_stride + i, kind) * load(q, g * D + i, F32);
             scores[g * CHUNK + j] = sum(acc) * a->scale;
         }
-    }
     for (int64_t g = 0; g < group; g++) {
         float *s = scores + g * CHUNK, *o = out + g * width, top = o[Dv], total = o[Dv + 1];
         if (a->soft_cap > 0)
-            for (int64_t j = 0; j < num; j++) s[j] = a->soft_cap * tanhf(s[j] / a->soft_cap);
-        for (int64_t j = 0; j < num; j++) top = s[j] > top ? s[j] : top;
+            for (j = 0; j < num; j++) s[j] = a->soft_cap * tanhf(s[j] / a->soft_cap);
+        for (j = 0; j < num; j++) top = s[j] > top ? s[j] : top;
         float shrink = o[Dv + 1] > 0 ? expf(o[Dv] - top) : 0.0f;
         total *= shrink;
-        int64_t j = 0;
-        for (; j < num; j += LANES) {
+        for (j = 0; j < num; j += LANES) {
             for (int64_t e = num; e < j + LANES; e++) s[e] = -INFINITY;
             store(s + j, vexp(load(s, j, F32) - top));
         }
         for (j = 0; j < num; j++) total += s[j];
-        for (int64_t i = 0; i < Dv; i += LANES) {
-            vf acc = load(o, i, F32) * shrink, odd = {0};
-            for (j = 0; j + 2 <= num; j += 2) {
-                acc += load(v, j * a->v_stride + i, kind) * s[j];
-                odd += load(v, (j + 1) * a->v_stride + i, kind) * s[j + 1];
-            }
-            if (j < num) acc += load(v, j * a->v_stride + i, kind) * s[j];
-            store(o + i, acc + odd);
-        }
+        int64_t i = 0;
+        for (; i + 4 * LANES <= Dv; i += 4 * LANES) ADD_VALUES(4);
+        for (; i < Dv; i += LANES) ADD_VALUES(1);
         o[Dv] = top;
         o[Dv + 1] = total;
     }

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from _cases import Case, Form, Outputs, alone, in_place, pure
-from row_cases import mamba2_step_cases, rows_cases
+from row_cases import (
+    mamba2_step_cases,
+    recording_cases,
+    row_attention_cases,
+    row_moves_cases,
+    rows_cases,
+)
 from torch import Tensor
 
 from agentcache.kernels.causal_conv1d import (
@@ -441,7 +447,10 @@ REGISTRY: dict[str, Callable[[], Iterator[Case]]] = {
     "gated_delta": _gated_delta_cases,
     "mamba2_step": mamba2_step_cases,
     "paged_attention": _paged_attention_cases,
+    "recording": recording_cases,
     "rg_lru": _rg_lru_cases,
+    "row_attention": row_attention_cases,
+    "row_moves": row_moves_cases,
     "rows": rows_cases,
     "selective_scan": _selective_scan_cases,
     "ssd_scan": _ssd_scan_cases,

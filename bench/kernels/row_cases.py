@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from _cases import Case, Form, alone
 
 from agentcache.kernels.mamba2_step import mamba2_step, mamba2_step_reference
-from agentcache.kernels.rows import linear, linear_reference
+from agentcache.kernels.recording import Scratch, record
+from agentcache.kernels.row_attention import KeyRuns, attend, attend_reference
+from agentcache.kernels.row_moves import add, rotate, rotate_reference
+from agentcache.kernels.rows import IS_COMPILED, linear, linear_reference, rms_norm, silu_mul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,7 +21,13 @@ if TYPE_CHECKING:
     from _cases import Outputs
     from torch import Tensor
 
-__all__ = ["mamba2_step_cases", "rows_cases"]
+__all__ = [
+    "mamba2_step_cases",
+    "recording_cases",
+    "row_attention_cases",
+    "row_moves_cases",
+    "rows_cases",
+]
 
 _PRODUCTS = ((448, 2076), (768, 3376))
 """Inputs and outputs of the first product of a Mamba-2 layer in models of these widths."""
@@ -152,3 +161,102 @@ def _their_step(
         dt_softplus=True,
     )
     return y.flatten(1)
+
+
+def row_attention_cases() -> Iterator[Case]:
+    """One token each of several sequences, whose keys lie in one run each, as PyTorch needs it."""
+    for num_keys in (500, 4000):
+        for num_rows in (1, 8):
+            yield _attention(num_rows, num_keys)
+
+
+def _attention(num_rows: int, num_keys: int) -> Case:
+    num_heads, num_kv_heads, head_dim, num_layers = 6, 2, 64, 2
+    scale = head_dim**-0.5
+    q = torch.randn(num_rows, num_heads, head_dim)
+    pool = torch.randn(num_rows * num_keys, num_layers, 2, num_kv_heads, head_dim)
+    keys, values = pool[:, 0, 0], pool[:, 0, 1]
+    runs = KeyRuns.of([[(row * num_keys, num_keys)] for row in range(num_rows)])
+    attends = partial(attend, q, keys, values, runs, scale=scale)
+    formula = partial(attend_reference, q, keys, values, runs, scale=scale)
+
+    def row_by_row() -> Tensor:
+        """As the pool has them, without a copy; each row's query as its heads of one token."""
+        of_rows = (each.split(num_keys) for each in (keys, values))
+        return torch.cat(
+            [
+                F.scaled_dot_product_attention(
+                    query[None, :, None],
+                    k.transpose(0, 1)[None],
+                    v.transpose(0, 1)[None],
+                    scale=scale,
+                    enable_gqa=True,
+                )[:, :, 0]
+                for query, k, v in zip(q, *of_rows, strict=True)
+            ]
+        )
+
+    others = {"torch": alone(row_by_row)}
+    return Case(f"R{num_rows} K{num_keys}", num_rows, alone(attends), alone(formula), others)
+
+
+def row_moves_cases() -> Iterator[Case]:
+    """`rotate`, the op that computes; transformers' form has cosines and sines from before."""
+    from transformers.models.llama.modeling_llama import rotate_half
+
+    num_heads, head_dim = 6, 64
+    frequencies = 1e4 ** -(torch.arange(0, head_dim, 2) / head_dim)
+    for num_rows in (1, 8, 32):
+        x, positions = torch.randn(num_rows, num_heads, head_dim), torch.randint(8000, (num_rows,))
+        angles = torch.outer(positions.float(), frequencies).repeat(1, 2)[:, None]
+        cosine, sine = angles.cos(), angles.sin()
+
+        def theirs(x: Tensor = x, cosine: Tensor = cosine, sine: Tensor = sine) -> Tensor:
+            turned: Tensor = x * cosine + rotate_half(x) * sine
+            return turned
+
+        yield Case(
+            f"rotate H{num_heads} D{head_dim} R{num_rows}",
+            num_rows,
+            alone(partial(rotate, x, positions, frequencies)),
+            alone(partial(rotate_reference, x, positions, frequencies)),
+            {"transformers": alone(theirs)},
+        )
+
+
+def recording_cases() -> Iterator[Case]:
+    """The feed-forward parts of a model's layers: the reference calls the kernels one by one."""
+    for width, hidden in ((448, 896), (768, 1536)):
+        for num_rows in (1, 8):
+            yield _played(num_rows, width, hidden)
+
+
+def _played(num_rows: int, width: int, hidden: int) -> Case:
+    num_layers, eps = 3, 1e-5
+    x, norm = torch.zeros(num_rows, width), torch.randn(width)
+    ups = torch.randn(num_layers, 2 * hidden, width) * width**-0.5
+    downs = torch.randn(num_layers, width, hidden) * hidden**-0.5
+
+    def call_by_call() -> Tensor:
+        y = x
+        for up, down in zip(ups, downs, strict=True):
+            y = add(y, linear(silu_mul(linear(rms_norm(y, norm, eps), up)), down))
+        return y
+
+    def pytorchs() -> Tensor:
+        y = x
+        for up, down in zip(ups, downs, strict=True):
+            gates, inputs = F.linear(F.rms_norm(y, (width,), norm, eps), up).chunk(2, -1)
+            y = y + F.linear(F.silu(gates) * inputs, down)
+        return y
+
+    # without the compiled forms nothing is recorded, and each step is done call by call
+    play = record(call_by_call, Scratch()).play if IS_COMPILED else call_by_call
+    x.normal_()  # other inputs than those it was recorded on
+    return Case(
+        f"{num_layers} layers {width}x{hidden} R{num_rows}",
+        num_rows,
+        alone(play),
+        alone(call_by_call),
+        {"torch": alone(pytorchs)},
+    )

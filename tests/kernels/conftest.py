@@ -1,4 +1,7 @@
-"""Fresh memory is NaN in every test of this room, so that an element nobody wrote shows."""
+"""Fresh memory is NaN in every test of this room, so that an element nobody wrote shows.
+
+Each begins with one thread.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
+
+from agentcache.kernels import mamba2_step, row_attention, rows
 
 CheckClose = Callable[..., None]
 
@@ -20,6 +25,31 @@ def fresh_memory_is_nan() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Each test begins with one thread and may take more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["compiled", "fallback"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Either the compiled forms for a few rows, with the formulas out of reach, or the formulas."""
+    name: str = request.param
+    if name == "fallback":
+        monkeypatch.setattr(rows, "IS_COMPILED", False)
+        return name
+    if not rows.IS_COMPILED:
+        pytest.skip("the compiled forms are not installed")
+    for op in ("linear", "rms_norm", "silu_mul", "gate"):
+        monkeypatch.setattr(rows, f"{op}_reference", None)
+    monkeypatch.setattr(row_attention, "attend_reference", None)
+    monkeypatch.setattr(mamba2_step, "mamba2_step_reference", None)
+    return name
 
 
 @pytest.fixture

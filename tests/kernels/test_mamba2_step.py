@@ -2,50 +2,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from testkit.rows import DTYPES, generator, needs_compiled
 from torch import Tensor
 
-from agentcache.kernels import mamba2_step as module
-from agentcache.kernels import rows as row_ops
 from agentcache.kernels.causal_conv1d import causal_conv1d
 from agentcache.kernels.mamba2_step import mamba2_step, mamba2_step_reference
 from agentcache.kernels.ssd_scan import ssd_scan
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-needs_compiled = pytest.mark.skipif(
-    not row_ops.IS_COMPILED, reason="the compiled forms are not installed"
-)
-DTYPES = [torch.float32, torch.bfloat16]
 POOL = 9
 UNUSED = 12  # bytes between the tensors of a row
-
-
-@pytest.fixture(params=["compiled", "fallback"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Either the compiled form, with the reference out of reach, or the reference."""
-    name: str = request.param
-    if name == "fallback":
-        monkeypatch.setattr(row_ops, "IS_COMPILED", False)
-        return name
-    if not row_ops.IS_COMPILED:
-        pytest.skip("the compiled forms are not installed")
-    monkeypatch.setattr(module, "mamba2_step_reference", None)
-    return name
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Each test begins with one thread and may take more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +56,7 @@ class Pool:
 
     @classmethod
     def of(cls, sizes: Sizes, conv_dtype: torch.dtype = torch.float32) -> Pool:
-        rng = torch.Generator().manual_seed(1)
+        rng = generator(1)
         conv = torch.randn(POOL, sizes.channels * (sizes.num_taps - 1), generator=rng)
         state = torch.randn(POOL, sizes.width * sizes.state_dim, generator=rng)
         unused = torch.randint(256, (POOL, UNUSED), dtype=torch.uint8, generator=rng)
@@ -114,7 +84,7 @@ class Pool:
 def make_inputs(
     sizes: Sizes, num_rows: int = 3, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> dict[str, Any]:
-    rng = torch.Generator().manual_seed(seed)
+    rng = generator(seed)
     inputs = sizes.width + sizes.channels + sizes.num_heads
     return {
         "projected": torch.randn(num_rows, inputs, generator=rng).to(dtype),
@@ -124,7 +94,7 @@ def make_inputs(
 
 
 def make_weights(sizes: Sizes) -> dict[str, Any]:
-    rng = torch.Generator().manual_seed(2)
+    rng = generator(2)
     return {
         "taps": torch.randn(sizes.channels, sizes.num_taps, generator=rng),
         "bias": torch.randn(sizes.channels, generator=rng),

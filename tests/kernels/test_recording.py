@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from testkit.rows import DTYPES, drawn, generator, needs_compiled
 from torch import Tensor
 
 from agentcache.kernels import rows
@@ -19,27 +20,13 @@ from agentcache.kernels.row_attention import KeyRuns, attend
 from agentcache.kernels.row_moves import add, as_type, gather, rotate, scale, scatter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="the compiled forms are not installed")
-DTYPES = [torch.float32, torch.bfloat16]
+pytestmark = needs_compiled
 WIDTH, HEADS, DIM, STATE, SLOTS = 192, 4, 16, 16, 800
 INNER, CHANNELS = HEADS * DIM, HEADS * DIM + 2 * STATE
 NUM_KERNELS = {torch.float32: 15, torch.bfloat16: 18}
 """In `Everything`."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Each test begins with one thread and may take more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 class Everything:
@@ -69,7 +56,7 @@ class Everything:
 
     def fill(self, seed: int) -> None:
         """Other contents in the same memory."""
-        rng, num = torch.Generator().manual_seed(seed), len(self.ids)
+        rng, num = generator(seed), len(self.ids)
         self.ids.copy_(torch.randint(50, (num,), generator=rng))
         self.rows.copy_(torch.randperm(num + 2, generator=rng)[:num])
         self.slots.copy_(torch.randperm(SLOTS, generator=rng)[:num])

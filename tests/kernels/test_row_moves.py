@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from testkit.rows import DTYPES, drawn, generator
 from torch import Tensor
 
 from agentcache.kernels import row_moves, rows
 from agentcache.kernels.row_moves import add, as_type, gather, rotate, scale, scatter
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-DTYPES = [torch.float32, torch.bfloat16]
 NUM_ROWS = [0, 1, 5, rows.MOST_ROWS, rows.MOST_ROWS + 1]
-
-
-@pytest.fixture(params=["compiled", "fallback"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Either the compiled forms or PyTorch's."""
-    name: str = request.param
-    if name == "fallback":
-        monkeypatch.setattr(rows, "IS_COMPILED", False)
-    elif not rows.IS_COMPILED:
-        pytest.skip("the compiled forms are not installed")
-    return name
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def apart(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -161,7 +135,7 @@ def test_as_type_rounds_like_pytorch() -> None:
 @pytest.mark.parametrize("num", NUM_ROWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gather_takes_rows_by_their_numbers(dtype: torch.dtype, num: int) -> None:
-    index = torch.randint(50, (num,), generator=torch.Generator().manual_seed(2))
+    index = torch.randint(50, (num,), generator=generator(2))
     for table in (
         drawn(50, 37, dtype=dtype),
         apart(50, 37, dtype=dtype),
@@ -196,7 +170,7 @@ def test_indices_of_other_forms_are_pytorchs() -> None:
 def test_scatter_writes_its_rows_and_no_others(
     dtype: torch.dtype, kept: torch.dtype, num: int
 ) -> None:
-    index = torch.randperm(50, generator=torch.Generator().manual_seed(2))[:num]
+    index = torch.randperm(50, generator=generator(2))[:num]
     for new, like in product(
         (
             drawn(num, 3, 16, dtype=dtype),
@@ -260,9 +234,7 @@ def test_rotate_matches_the_formula(
 ) -> None:
     frequencies = 1e4 ** -(torch.arange(num, dtype=torch.float32) / max(num, 1))
     for num_rows, factor in product(NUM_ROWS, [1.0, 1.2]):
-        positions = torch.randint(
-            20000, (num_rows,), generator=torch.Generator().manual_seed(num_rows)
-        )
+        positions = torch.randint(20000, (num_rows,), generator=generator(num_rows))
         options: dict[str, Any] = {"scale": factor, "in_turns": in_turns}
         for x in (
             drawn(num_rows, 3, width, dtype=dtype),
@@ -279,7 +251,7 @@ def test_rotate_matches_the_formula(
 
 @pytest.mark.usefixtures("form")
 def test_position_zero_turns_nothing() -> None:
-    x, frequencies = drawn(2, 3, 16), torch.rand(8, generator=torch.Generator().manual_seed(1))
+    x, frequencies = drawn(2, 3, 16), torch.rand(8, generator=generator(1))
     assert torch.equal(rotate(x, torch.zeros(2, dtype=torch.int64), frequencies), x)
 
 
