@@ -6,7 +6,7 @@ FOLDER holds NAME.jsonl of each trace; a trace that is not there comes from the 
 beside the checkout, where that can make it, and is left out otherwise. Simple policies run as in
 the reference: Marconi admission, no hints. Goals, in points of the token hit rate:
 
-- lru and gdsf within 1 of the reference, marconi within 3;
+- lru and gdsf within 1 of the reference, marconi within 3 where the artifact keeps its budget;
 - clairvoyant at most 1 below the reference, and never above the bound;
 - auto at most 1 below the best of lru, gdsf, marconi and, with hints, session-lru;
 - on traces of agents, of the gap between the best of lru, gdsf and marconi and clairvoyant: auto
@@ -49,7 +49,8 @@ _GENERATOR = Path(__file__).resolve().parents[3] / "shared" / "bench" / "traces"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Token hit rates in % that an independent simulator reached. share: of the need."""
+    """Token hit rates in % that an independent simulator reached. share: of the need. slip: the most
+    that the published Marconi artifact held, over its budget, when it was run on the trace."""
 
     trace: str
     share: float
@@ -57,23 +58,24 @@ class Reference:
     gdsf: float
     marconi: float
     clairvoyant: float
+    slip: float
 
 
 REFERENCES = (
-    Reference("swe_real", 0.05, 39.5, 42.8, 43.4, 76.6),
-    Reference("swe_real", 0.1, 80.4, 77.4, 83.0, 91.3),
-    Reference("swe_real", 0.2, 88.6, 89.2, 88.7, 92.8),
-    Reference("swe_gen", 0.05, 36.5, 38.4, 32.4, 58.6),
-    Reference("swe_gen", 0.1, 62.9, 64.7, 56.8, 83.0),
-    Reference("swe_gen", 0.2, 92.2, 93.5, 93.2, 96.4),
-    Reference("swe_collapse", 0.02, 58.9, 65.9, 59.9, 73.9),
-    Reference("swe_collapse", 0.05, 69.2, 72.0, 70.5, 74.0),
-    Reference("moon_chat", 0.1, 24.5, 23.2, 21.4, 38.6),
-    Reference("moon_synth", 0.1, 6.5, 10.4, 3.2, 34.8),
-    Reference("seed_a", 0.1, 14.3, 31.9, 31.7, 70.0),
-    Reference("seed_a", 0.2, 47.5, 81.3, 77.8, 92.1),
-    Reference("seed_b", 0.1, 22.5, 29.2, 22.5, 45.7),
-    Reference("seed_b", 0.2, 28.7, 29.8, 28.7, 51.8),
+    Reference("swe_real", 0.05, 39.5, 42.8, 43.4, 76.6, 1.24),
+    Reference("swe_real", 0.1, 80.4, 77.4, 83.0, 91.3, 1.00),
+    Reference("swe_real", 0.2, 88.6, 89.2, 88.7, 92.8, 1.00),
+    Reference("swe_gen", 0.05, 36.5, 38.4, 32.4, 58.6, 1.54),
+    Reference("swe_gen", 0.1, 62.9, 64.7, 56.8, 83.0, 1.29),
+    Reference("swe_gen", 0.2, 92.2, 93.5, 93.2, 96.4, 1.00),
+    Reference("swe_collapse", 0.02, 58.9, 65.9, 59.9, 73.9, 1.10),
+    Reference("swe_collapse", 0.05, 69.2, 72.0, 70.5, 74.0, 1.03),
+    Reference("moon_chat", 0.1, 24.5, 23.2, 21.4, 38.6, 1.10),
+    Reference("moon_synth", 0.1, 6.5, 10.4, 3.2, 34.8, 1.13),
+    Reference("seed_a", 0.1, 14.3, 31.9, 31.7, 70.0, 1.16),
+    Reference("seed_a", 0.2, 47.5, 81.3, 77.8, 92.1, 1.17),
+    Reference("seed_b", 0.1, 22.5, 29.2, 22.5, 45.7, 1.13),
+    Reference("seed_b", 0.2, 28.7, 29.8, 28.7, 51.8, 1.08),
 )
 NEED_GB = {
     "swe_real": 47.4,
@@ -91,6 +93,7 @@ SIMPLE = ("lru", "gdsf", "marconi")
 _PAGE_SIZE = 4
 """The reference counts bytes and no pages: large ones cost up to a point."""
 
+_MOST_SLIP = 1.05
 _MOST_OFF = {"lru": 1.0, "gdsf": 1.0, "marconi": 3.0}
 
 COLUMNS = (
@@ -219,7 +222,7 @@ def _rows(
 def _goals(reference: Reference, rates: dict[str, float]) -> Iterator[Goal]:
     name = f"{reference.trace} {reference.share:g}"
     for policy, most in _MOST_OFF.items():
-        if policy in rates:
+        if policy in rates and not (policy == "marconi" and reference.slip > _MOST_SLIP):
             off = abs(rates[policy] - getattr(reference, policy))
             yield Goal(f"{name}: {policy} off its reference", off, most)
     best = max(rates[each] for each in SIMPLE if each in rates)
