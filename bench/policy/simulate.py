@@ -49,8 +49,8 @@ _GENERATOR = Path(__file__).resolve().parents[3] / "shared" / "bench" / "traces"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Token hit rates in % that an independent simulator reached. share: of the need. slip: the most
-    that the published Marconi artifact held, over its budget, when it was run on the trace."""
+    """Token hit rates in % that an independent simulator reached. share: of the need. slip: the
+    most that the published Marconi artifact held, over its budget, when it was run on the trace."""
 
     trace: str
     share: float
