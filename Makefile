@@ -10,7 +10,7 @@ TORCH_ARGS ?=
 
 BIN := $(abspath $(VENV))/bin
 # An environment belongs to one folder, one pyproject.toml, one constraints.txt, and what it compiled.
-STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt setup.py agentcache/pools/_pages.pyx kernels/_rows.pyx kernels/_rows.h; } | cksum | tr ' ' '-')
+STAMP := $(VENV)/installed-$(shell { pwd; cat pyproject.toml constraints.txt setup.py agentcache/pools/_pages.pyx kernels/_rows.pyx kernels/_rows*.h; } | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
 .PHONY: help install format check test test-slow test-real test-gpu replay bench bench-replay bench-turns bench-bookkeeping \

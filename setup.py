@@ -12,7 +12,10 @@ setup(
         Extension(
             "agentcache.kernels._rows",
             ["agentcache/kernels/_rows.pyx"],
-            depends=["agentcache/kernels/_rows.h"],
+            depends=[
+                f"agentcache/kernels/_rows{part}.h"
+                for part in ("", "_gates", "_mixers", "_attention", "_moves")
+            ],
             extra_compile_args=["-O3", "-fopenmp", "-Wno-psabi"],
             libraries=["m"],
             optional=True,

@@ -10,7 +10,9 @@ from threading import get_ident
 
 
 cdef extern from "_rows.h" nogil:
-    enum: PRODUCT, NORM, SILU_MUL, GATE, MAMBA2, ATTENTION, SUM, MOVE, ROTATE
+    enum:
+        PRODUCT, NORM, OPEN, GATE, CONVOLVE, MAMBA1, MAMBA2, DELTA, ATTENTION, SUM, MOVE, ROTATE
+        F32
 
     ctypedef struct product:
         const void *narrow
@@ -27,15 +29,17 @@ cdef extern from "_rows.h" nogil:
         const void *x
         const float *weight
         void *y
-        int64_t rows, inner, num, x_stride
+        int64_t rows, inner, num, x_stride, x_part
         float eps
         int kind
 
     ctypedef struct opening:
         const void *x
+        const void *by
         void *y
-        int64_t rows, num
-        int kind
+        int64_t rows, inner, num, x_stride, x_part, by_stride, by_part
+        float limit
+        int kind, act
 
     ctypedef struct gating:
         float *y
@@ -43,24 +47,54 @@ cdef extern from "_rows.h" nogil:
         const float *norm
         int64_t rows, width, groups, gate_stride
         float eps
-        int kind, norm_before_gate
+        int kind, act, norm_before_gate
 
-    ctypedef struct mamba2:
+    ctypedef struct convolution:
         const void *x
-        void *conv
-        float *state
+        void *held
         const int64_t *at
         const float *taps
         const float *bias
+        void *y
+        int64_t rows, channels, num_taps, x_stride, held_stride
+        int x_kind, held_kind, y_kind, act
+
+    ctypedef struct mamba1:
+        const void *x
+        const void *dt
+        const void *B
+        const void *C
+        const void *gate
+        float *state
+        const int64_t *at
+        const float *A
+        const float *D
+        const float *dt_bias
+        void *y
+        int64_t rows, channels, state_dim, state_stride, gate_stride
+        int kind
+
+    ctypedef struct mamba2:
+        convolution conv
+        float *state
         const float *dt_bias
         const float *A
         const float *D
-        float *mixed
         float *y
-        int64_t rows, heads, head_dim, groups, state_dim, num_taps
-        int64_t conv_stride, state_stride
+        int64_t heads, head_dim, groups, state_dim, state_stride
         float dt_min, dt_max
-        int x_kind, conv_kind
+
+    ctypedef struct delta:
+        convolution conv
+        float *state
+        const void *decay
+        const void *beta
+        const float *A
+        const float *dt_bias
+        float *y
+        int64_t groups, key_dim, heads, value_dim, state_stride, decay_stride, beta_stride
+        float eps
+        int by_channel
 
     ctypedef struct attention:
         const float *q
@@ -106,7 +140,10 @@ cdef extern from "_rows.h" nogil:
         norm norm
         opening opening
         gating gating
+        convolution convolution
+        mamba1 mamba1
         mamba2 mamba2
+        delta delta
         attention attention
         summing sum
         moving moving
@@ -195,60 +232,143 @@ def linear(
 
 
 def rms_norm(
-    uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t rows, int64_t inner,
-    int64_t num, float eps, int kind, int threads,
+    uintptr_t x, int64_t x_stride, int64_t x_part, uintptr_t weight, uintptr_t y, int64_t rows,
+    int64_t inner, int64_t num, float eps, int kind, int threads,
 ):
     """y = x / rms(x) * weight, part by part of each row."""
     cdef operation o
     o.what = NORM
     o.norm.x, o.norm.weight, o.norm.y = <const void *>x, <const float *>weight, <void *>y
-    o.norm.rows, o.norm.inner, o.norm.num, o.norm.x_stride = rows, inner, num, x_stride
+    o.norm.rows, o.norm.inner, o.norm.num = rows, inner, num
+    o.norm.x_stride, o.norm.x_part = x_stride, x_part
     o.norm.eps, o.norm.kind = eps, kind
     _do(&o, threads)
 
 
-def silu_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t num, int kind, int threads):
-    """y [rows, num] = silu(gate) * up of x [rows, 2, num]."""
+def open_up(
+    uintptr_t x, int64_t x_stride, int64_t x_part, int act, float limit, uintptr_t by,
+    int64_t by_stride, int64_t by_part, uintptr_t y, int64_t rows, int64_t inner, int64_t num,
+    int kind, int threads,
+):
+    """y [rows, inner, num] = act(x) * by, or without by."""
     cdef operation o
-    o.what = SILU_MUL
-    o.opening.x, o.opening.y = <const void *>x, <void *>y
-    o.opening.rows, o.opening.num, o.opening.kind = rows, num, kind
+    o.what = OPEN
+    o.opening.x, o.opening.by, o.opening.y = <const void *>x, <const void *>by, <void *>y
+    o.opening.rows, o.opening.inner, o.opening.num = rows, inner, num
+    o.opening.x_stride, o.opening.x_part = x_stride, x_part
+    o.opening.by_stride, o.opening.by_part = by_stride, by_part
+    o.opening.kind, o.opening.act, o.opening.limit = kind, act, limit
     _do(&o, threads)
 
 
 def gate(
-    uintptr_t y, uintptr_t gate, int kind, int64_t gate_stride, int64_t rows, int64_t width,
-    uintptr_t norm, int64_t groups, int norm_before_gate, float eps, int threads,
+    uintptr_t y, uintptr_t gate, int kind, int act, int64_t gate_stride, int64_t rows,
+    int64_t width, uintptr_t norm, int64_t groups, int norm_before_gate, float eps, int threads,
 ):
-    """y [rows, width] *= silu(gate), normed before or after that, or not at all."""
+    """y [rows, width] *= act(gate), normed before or after that, or not at all."""
     cdef operation o
     o.what = GATE
     o.gating.y, o.gating.gate, o.gating.norm = <float *>y, <const void *>gate, <const float *>norm
     o.gating.rows, o.gating.width, o.gating.groups = rows, width, groups
     o.gating.gate_stride, o.gating.eps, o.gating.kind = gate_stride, eps, kind
-    o.gating.norm_before_gate = norm_before_gate
+    o.gating.act, o.gating.norm_before_gate = act, norm_before_gate
     _do(&o, threads)
 
 
-def mamba2_step(
-    uintptr_t x, int x_kind, uintptr_t conv, int conv_kind, int64_t conv_stride, uintptr_t state,
-    int64_t state_stride, uintptr_t at, int64_t rows, uintptr_t taps, uintptr_t bias,
-    int64_t num_taps, uintptr_t dt_bias, uintptr_t A, uintptr_t D, float dt_min, float dt_max,
-    int64_t heads, int64_t head_dim, int64_t groups, int64_t state_dim, uintptr_t mixed,
+cdef convolution _convolution(
+    uintptr_t x, int x_kind, int64_t x_stride, uintptr_t held, int held_kind, int64_t held_stride,
+    uintptr_t at, int64_t rows, int64_t channels, uintptr_t taps, uintptr_t bias,
+    int64_t num_taps, int act, uintptr_t y, int y_kind,
+):
+    cdef convolution c
+    c.x, c.held, c.at, c.y = <const void *>x, <void *>held, <const int64_t *>at, <void *>y
+    c.taps, c.bias = <const float *>taps, <const float *>bias
+    c.rows, c.channels, c.num_taps = rows, channels, num_taps
+    c.x_stride, c.held_stride = x_stride, held_stride
+    c.x_kind, c.held_kind, c.y_kind, c.act = x_kind, held_kind, y_kind, act
+    return c
+
+
+def convolve(
+    uintptr_t x, int x_kind, int64_t x_stride, uintptr_t held, int held_kind, int64_t held_stride,
+    uintptr_t at, int64_t rows, int64_t channels, uintptr_t taps, uintptr_t bias,
+    int64_t num_taps, int act, uintptr_t y, int y_kind,
+    int threads,
+):
+    """y [rows, channels]: one token for each of several sequences; what is held moves on."""
+    cdef operation o
+    o.what = CONVOLVE
+    o.convolution = _convolution(
+        x, x_kind, x_stride, held, held_kind, held_stride, at, rows, channels, taps, bias,
+        num_taps, act, y, y_kind,
+    )
+    _do(&o, threads)
+
+
+def mamba1_step(
+    uintptr_t x, uintptr_t dt, uintptr_t B, uintptr_t C, uintptr_t gate, int64_t gate_stride,
+    int kind, uintptr_t state, int64_t state_stride, uintptr_t at, int64_t rows,
+    int64_t channels, int64_t state_dim, uintptr_t A, uintptr_t D, uintptr_t dt_bias,
     uintptr_t y, int threads,
 ):
     """One token for each of several sequences; states are moved on in place."""
     cdef operation o
+    cdef mamba1 m
+    m.x, m.dt, m.B, m.C = <const void *>x, <const void *>dt, <const void *>B, <const void *>C
+    m.gate, m.state, m.at = <const void *>gate, <float *>state, <const int64_t *>at
+    m.A, m.D, m.dt_bias = <const float *>A, <const float *>D, <const float *>dt_bias
+    m.y, m.rows, m.channels, m.state_dim = <void *>y, rows, channels, state_dim
+    m.state_stride, m.gate_stride, m.kind = state_stride, gate_stride, kind
+    o.what, o.mamba1 = MAMBA1, m
+    _do(&o, threads)
+
+
+def mamba2_step(
+    uintptr_t x, int x_kind, int64_t x_stride, uintptr_t held, int held_kind, int64_t held_stride,
+    uintptr_t at, int64_t rows, int64_t channels, uintptr_t taps, uintptr_t bias,
+    int64_t num_taps, int act, uintptr_t mixed,
+    uintptr_t state, int64_t state_stride, uintptr_t dt_bias, uintptr_t A, uintptr_t D,
+    float dt_min, float dt_max, int64_t heads, int64_t head_dim, int64_t groups,
+    int64_t state_dim, uintptr_t y, int threads,
+):
+    """One token for each of several sequences; states are moved on in place."""
+    cdef operation o
     cdef mamba2 m
-    m.x, m.conv, m.state = <const void *>x, <void *>conv, <float *>state
-    m.at = <const int64_t *>at
-    m.taps, m.bias = <const float *>taps, <const float *>bias
+    m.conv = _convolution(
+        x, x_kind, x_stride, held, held_kind, held_stride, at, rows, channels, taps, bias,
+        num_taps, act, mixed, F32,
+    )
+    m.state, m.y = <float *>state, <float *>y
     m.dt_bias, m.A, m.D = <const float *>dt_bias, <const float *>A, <const float *>D
-    m.mixed, m.y = <float *>mixed, <float *>y
-    m.rows, m.heads, m.head_dim, m.groups, m.state_dim = rows, heads, head_dim, groups, state_dim
-    m.num_taps, m.conv_stride, m.state_stride = num_taps, conv_stride, state_stride
-    m.dt_min, m.dt_max, m.x_kind, m.conv_kind = dt_min, dt_max, x_kind, conv_kind
+    m.heads, m.head_dim, m.groups, m.state_dim = heads, head_dim, groups, state_dim
+    m.state_stride, m.dt_min, m.dt_max = state_stride, dt_min, dt_max
     o.what, o.mamba2 = MAMBA2, m
+    _do(&o, threads)
+
+
+def delta_step(
+    uintptr_t x, int x_kind, int64_t x_stride, uintptr_t held, int held_kind, int64_t held_stride,
+    uintptr_t at, int64_t rows, int64_t channels, uintptr_t taps, uintptr_t bias,
+    int64_t num_taps, int act, uintptr_t mixed,
+    uintptr_t state, int64_t state_stride, uintptr_t decay, int64_t decay_stride,
+    uintptr_t beta, int64_t beta_stride, uintptr_t A, uintptr_t dt_bias, int by_channel,
+    float eps, int64_t groups, int64_t key_dim, int64_t heads, int64_t value_dim, uintptr_t y,
+    int threads,
+):
+    """One token for each of several sequences; states are moved on in place."""
+    cdef operation o
+    cdef delta d
+    d.conv = _convolution(
+        x, x_kind, x_stride, held, held_kind, held_stride, at, rows, channels, taps, bias,
+        num_taps, act, mixed, F32,
+    )
+    d.state, d.y = <float *>state, <float *>y
+    d.decay, d.beta = <const void *>decay, <const void *>beta
+    d.A, d.dt_bias = <const float *>A, <const float *>dt_bias
+    d.groups, d.key_dim, d.heads, d.value_dim = groups, key_dim, heads, value_dim
+    d.state_stride, d.decay_stride, d.beta_stride = state_stride, decay_stride, beta_stride
+    d.eps, d.by_channel = eps, by_channel
+    o.what, o.delta = DELTA, d
     _do(&o, threads)
 
 

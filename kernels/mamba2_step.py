@@ -9,14 +9,13 @@ from torch import Tensor
 
 from agentcache.kernels import rows as row_ops
 from agentcache.kernels.causal_conv1d import causal_conv1d_update
+from agentcache.kernels.conv_step import convolution, convolves
 from agentcache.kernels.state_update import state_update
 
 if row_ops.IS_COMPILED:
     from agentcache.kernels import _rows
 
 __all__ = ["mamba2_step", "mamba2_step_reference"]
-
-_KINDS = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def mamba2_step_reference(
@@ -82,7 +81,9 @@ def mamba2_step(
     Returns [R, width] float32 (arXiv:2405.21060, eq. 16, and the convolution before it).
     """
     num_heads, head_dim, state_dim = state.shape[1:]
-    if not _takes(projected, conv, state, taps, bias, num_groups):
+    channels = num_heads * head_dim + 2 * num_groups * state_dim
+    mixed = projected[:, num_heads * head_dim :][:, :channels]
+    if not _takes(projected, state, num_groups) or not convolves(mixed, conv, taps, bias, F.silu):
         return mamba2_step_reference(
             projected,
             conv,
@@ -96,22 +97,13 @@ def mamba2_step(
             D=D,
             num_groups=num_groups,
         )
-    num, channels = projected.shape[0], conv.shape[1]
-    mixed = torch.empty((num, channels))
-    y = torch.empty((num, num_heads * head_dim))
+    convolved = torch.empty(mixed.shape)
+    y = torch.empty((len(mixed), num_heads * head_dim))
     _rows.mamba2_step(
-        projected.data_ptr(),
-        _KINDS[projected.dtype],
-        conv.data_ptr(),
-        _KINDS[conv.dtype],
-        conv.stride(0),
+        *convolution(mixed, conv, rows, taps, bias, F.silu),
+        convolved.data_ptr(),
         state.data_ptr(),
         state.stride(0),
-        rows.data_ptr(),
-        num,
-        taps.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        taps.shape[1],
         dt_bias.data_ptr(),
         A.data_ptr(),
         D.data_ptr(),
@@ -120,30 +112,17 @@ def mamba2_step(
         head_dim,
         num_groups,
         state_dim,
-        mixed.data_ptr(),
         y.data_ptr(),
         torch.get_num_threads(),
     )
     return y
 
 
-def _takes(
-    projected: Tensor,
-    conv: Tensor,
-    state: Tensor,
-    taps: Tensor,
-    bias: Tensor | None,
-    num_groups: int,
-) -> bool:
+def _takes(projected: Tensor, state: Tensor, num_groups: int) -> bool:
     """Whether the compiled form takes these."""
     return (
-        row_ops.takes(projected)
-        and projected.is_contiguous()
-        and projected.dtype in _KINDS
-        and conv.dtype in _KINDS
-        and state.dtype == taps.dtype == torch.float32
-        and (bias is None or bias.dtype == torch.float32)
-        and conv.stride()[1:] == (taps.shape[1] - 1, 1)
+        projected.is_contiguous()
+        and state.dtype == torch.float32
         and state.stride()[2:] == (state.shape[3], 1)
         and state.stride(1) == state.shape[2] * state.shape[3]
         and state.shape[1] % num_groups == 0

@@ -29,14 +29,10 @@ __all__ = [
     "MOST_ROWS",
     "Way",
     "address",
-    "gate",
-    "gate_reference",
     "linear",
     "linear_reference",
     "rms_norm",
     "rms_norm_reference",
-    "silu_mul",
-    "silu_mul_reference",
     "takes",
     "way_of_many",
 ]
@@ -181,100 +177,27 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` along the last dimension (arXiv:1910.07467, eq. 4).
 
-    x: [..., width]; of [R, parts, width] the rows may lie any distance apart. weight: [width]
-    float32.
+    x: [..., width]; of [R, width] and [R, parts, width] rows and parts may lie any distance apart.
+    weight: [width] float32.
     """
     if not takes(x):
         return rms_norm_reference(x, weight, eps)
     width = weight.shape[0]
-    if x.dim() != 3 or x.stride()[1:] != (width, 1):
+    if x.stride(-1) != 1:
         x = x.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype)
-    rows = x.shape[0] if x.dim() == 3 else x.numel() // width
-    inner = x.shape[1] if x.dim() == 3 else 1
+    in_parts = x.dim() == 3
     _rows.rms_norm(
         x.data_ptr(),
-        x.stride(0) if x.dim() == 3 else width,
+        x.stride(0),
+        x.stride(1) if in_parts else 0,
         weight.data_ptr(),
         y.data_ptr(),
-        rows,
-        inner,
+        len(x),
+        x.shape[1] if in_parts else 1,
         width,
         eps,
         KINDS[x.dtype],
-        torch.get_num_threads(),
-    )
-    return y
-
-
-def silu_mul_reference(x: Tensor) -> Tensor:
-    """The formula in float32."""
-    gate, up = x.float().chunk(2, -1)
-    return (F.silu(gate) * up).to(x.dtype)
-
-
-def silu_mul(x: Tensor) -> Tensor:
-    """`silu(gate) * up` of [R, 2 * width], gates first (arXiv:2002.05202)."""
-    if not takes(x):
-        return silu_mul_reference(x)
-    x = x.contiguous()
-    rows, width = x.shape[0], x.shape[1] // 2
-    y = torch.empty((rows, width), dtype=x.dtype)
-    threads = torch.get_num_threads()
-    _rows.silu_mul(x.data_ptr(), y.data_ptr(), rows, width, KINDS[x.dtype], threads)
-    return y
-
-
-def gate_reference(
-    y: Tensor,
-    gate: Tensor,
-    norm: Tensor | None = None,
-    *,
-    eps: float = 0.0,
-    groups: int = 1,
-    norm_before_gate: bool = False,
-) -> Tensor:
-    """The formula in float32. Shapes as in `gate`."""
-    opened = F.silu(gate.float())
-    wide = y.float()
-    if norm is None:
-        return (wide * opened).to(y.dtype)
-    x = wide if norm_before_gate else wide * opened
-    parts = x.unflatten(-1, (groups, -1))
-    x = F.rms_norm(parts, parts.shape[-1:], None, eps).flatten(-2) * norm
-    return (x * opened if norm_before_gate else x).to(y.dtype)
-
-
-def gate(
-    y: Tensor,
-    gate: Tensor,
-    norm: Tensor | None = None,
-    *,
-    eps: float = 0.0,
-    groups: int = 1,
-    norm_before_gate: bool = False,
-) -> Tensor:
-    """`y * silu(gate)`, with an RMS norm of groups of each row after that, or of y before it.
-
-    y: [R, width]; may be overwritten. gate: [R, width] with rows any distance apart. norm: weights
-    [width] float32, or None for no norm. This is Mamba-2's gated norm, and gated delta's.
-    """
-    if not takes(y) or not takes(gate) or y.dtype != torch.float32 or gate.stride(-1) != 1:
-        return gate_reference(
-            y, gate, norm, eps=eps, groups=groups, norm_before_gate=norm_before_gate
-        )
-    y = y.contiguous()
-    _rows.gate(
-        y.data_ptr(),
-        gate.data_ptr(),
-        KINDS[gate.dtype],
-        gate.stride(0),
-        y.shape[0],
-        y.shape[1],
-        address(norm),
-        groups,
-        norm_before_gate,
-        eps,
         torch.get_num_threads(),
     )
     return y

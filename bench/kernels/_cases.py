@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Case", "Form", "Outputs", "alone", "in_place", "pure"]
+__all__ = ["Case", "Form", "Outputs", "alone", "in_place", "moving", "pure"]
 
 Outputs = tuple[Tensor, ...]
 
@@ -59,3 +59,17 @@ def in_place(update: Callable[[Tensor], Tensor], state: Tensor) -> Form:
         return y, fresh
 
     return Form(partial(update, state.clone()), outputs)
+
+
+def moving(step: Callable[..., Tensor], **states: Tensor) -> Form:
+    """A form that changes states: timed on one copy, checked on fresh ones."""
+
+    def copies() -> dict[str, Tensor]:
+        return {name: state.clone() for name, state in states.items()}
+
+    def outputs() -> Outputs:
+        moved = copies()
+        y = step(**moved)
+        return y, *moved.values()
+
+    return Form(partial(step, **copies()), outputs)

@@ -17,9 +17,11 @@ from row_cases import (
     mamba2_step_cases,
     recording_cases,
     row_attention_cases,
+    row_gates_cases,
     row_moves_cases,
     rows_cases,
 )
+from step_cases import conv_step_cases, delta_step_cases, mamba1_step_cases
 from torch import Tensor
 
 from agentcache.kernels.causal_conv1d import (
@@ -444,12 +446,16 @@ def _attention_by_copy(
 
 REGISTRY: dict[str, Callable[[], Iterator[Case]]] = {
     "causal_conv1d": _causal_conv1d_cases,
+    "conv_step": conv_step_cases,
+    "delta_step": delta_step_cases,
     "gated_delta": _gated_delta_cases,
+    "mamba1_step": mamba1_step_cases,
     "mamba2_step": mamba2_step_cases,
     "paged_attention": _paged_attention_cases,
     "recording": recording_cases,
     "rg_lru": _rg_lru_cases,
     "row_attention": row_attention_cases,
+    "row_gates": row_gates_cases,
     "row_moves": row_moves_cases,
     "rows": rows_cases,
     "selective_scan": _selective_scan_cases,

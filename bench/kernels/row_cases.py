@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from _cases import Case, Form, alone
+from _cases import Case, alone, moving
 
 from agentcache.kernels.mamba2_step import mamba2_step, mamba2_step_reference
 from agentcache.kernels.recording import Scratch, record
 from agentcache.kernels.row_attention import KeyRuns, attend, attend_reference
+from agentcache.kernels.row_gates import opened, opened_reference
 from agentcache.kernels.row_moves import add, rotate, rotate_reference
-from agentcache.kernels.rows import IS_COMPILED, linear, linear_reference, rms_norm, silu_mul
+from agentcache.kernels.rows import IS_COMPILED, linear, linear_reference, rms_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from _cases import Outputs
     from torch import Tensor
 
 __all__ = [
     "mamba2_step_cases",
     "recording_cases",
     "row_attention_cases",
+    "row_gates_cases",
     "row_moves_cases",
     "rows_cases",
 ]
@@ -95,7 +96,7 @@ def _step(num_rows: int, num_heads: int, head_dim: int, state_dim: int) -> Case:
         "D": torch.randn(num_heads),
     }
     ours, reference = (
-        _moving(
+        moving(
             partial(
                 form,
                 projected,
@@ -104,8 +105,8 @@ def _step(num_rows: int, num_heads: int, head_dim: int, state_dim: int) -> Case:
                 num_groups=1,
                 **weights,
             ),
-            conv,
-            state,
+            conv=conv,
+            state=state,
         )
         for form in (mamba2_step, mamba2_step_reference)
     )
@@ -114,19 +115,12 @@ def _step(num_rows: int, num_heads: int, head_dim: int, state_dim: int) -> Case:
         num_rows,
         ours,
         reference,
-        {"transformers": _moving(partial(_their_step, projected, **weights), conv, state)},
+        {
+            "transformers": moving(
+                partial(_their_step, projected, **weights), conv=conv, state=state
+            )
+        },
     )
-
-
-def _moving(step: Callable[..., Tensor], conv: Tensor, state: Tensor) -> Form:
-    """A form that changes both states: timed on one copy, checked on fresh ones."""
-
-    def outputs() -> Outputs:
-        moved = {"conv": conv.clone(), "state": state.clone()}
-        y = step(**moved)
-        return y, *moved.values()
-
-    return Form(partial(step, conv=conv.clone(), state=state.clone()), outputs)
 
 
 def _their_step(
@@ -200,6 +194,20 @@ def _attention(num_rows: int, num_keys: int) -> Case:
     return Case(f"R{num_rows} K{num_keys}", num_rows, alone(attends), alone(formula), others)
 
 
+def row_gates_cases() -> Iterator[Case]:
+    """A gated MLP's gate, against PyTorch's two passes."""
+    for width in (704, 8192):
+        for num_rows in (1, 8):
+            gate, up = torch.randn(num_rows, 2 * width).chunk(2, -1)
+            yield Case(
+                f"silu {width} R{num_rows}",
+                num_rows,
+                alone(partial(opened, gate, F.silu, up)),
+                alone(partial(opened_reference, gate, F.silu, up)),
+                {"torch": alone(lambda gate=gate, up=up: F.silu(gate).mul_(up))},
+            )
+
+
 def row_moves_cases() -> Iterator[Case]:
     """`rotate`, the op that computes; transformers' form has cosines and sines from before."""
     from transformers.models.llama.modeling_llama import rotate_half
@@ -240,7 +248,8 @@ def _played(num_rows: int, width: int, hidden: int) -> Case:
     def call_by_call() -> Tensor:
         y = x
         for up, down in zip(ups, downs, strict=True):
-            y = add(y, linear(silu_mul(linear(rms_norm(y, norm, eps), up)), down))
+            gates, inputs = linear(rms_norm(y, norm, eps), up).chunk(2, -1)
+            y = add(y, linear(opened(gates, F.silu, inputs), down))
         return y
 
     def pytorchs() -> Tensor:

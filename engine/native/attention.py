@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentcache.kernels import rows
+from agentcache.kernels import row_gates, rows
 from agentcache.kernels.paged_attention import segment_attention
 from agentcache.kernels.row_attention import attend
 from agentcache.types import Kind
@@ -90,18 +90,20 @@ class Attention:
         )
 
     def _leave(self, out: Tensor, gate: Tensor | None) -> Tensor:
-        flat = out.flatten(1)
-        return self.out(flat if gate is None else flat * gate.sigmoid())
+        if gate is not None and row_gates.takes(gate, torch.sigmoid):
+            out = row_gates.opened(gate, torch.sigmoid, out)
+        elif gate is not None:
+            out = out * gate.sigmoid()
+        return self.out(out.flatten(1))
 
     def _project(self, x: Tensor, tokens: Pass) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries [N, Hq, D], keys and values [N, Hkv, D], and gates [N, Hq * D] if there are."""
+        """Queries [N, Hq, D], keys and values [N, Hkv, D], and gates [N, Hq, D] if there are."""
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         mixed = self.qkv(x)
         gate = None
         if self.gated:  # head by head a query and its gate
             both, k, v = mixed.split([2 * width, kv_width, kv_width], -1)
             q, gate = both.unflatten(-1, (self.num_heads, 2, -1)).unbind(-2)
-            gate = gate.flatten(1)
         else:
             q, k, v = mixed.split([width, kv_width, kv_width], -1)
             q = q.unflatten(-1, (self.num_heads, -1))

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from agentcache.engine.native.recurrence import advance
+from agentcache.engine.native.recurrence import advance, apart
+from agentcache.kernels.delta_step import delta_step
 from agentcache.kernels.gated_delta import DeltaResult, gated_delta, gated_delta_update
+from agentcache.kernels.row_moves import as_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from agentcache.engine.native.layers import GatedNorm
     from agentcache.engine.native.linear import Linear
-    from agentcache.engine.native.packing import Pass
+    from agentcache.engine.native.packing import Pass, Runs
     from agentcache.engine.native.recurrence import Convolution
 
 __all__ = ["DeltaRule", "GatedDelta"]
@@ -31,7 +33,8 @@ class DeltaRule:
     """A short convolution and the gated delta rule behind it.
 
     H heads of values of width V, over G heads of keys and of queries of width K. conv: of
-    C = 2 G K + H V channels: queries, keys, values. act: on what is convolved.
+    C = 2 G K + H V channels: queries, keys, values. act: on what is convolved. A [H] (negative),
+    dt_bias [H], or [H, K] for decays by key channel: float32.
     """
 
     layer_idx: int
@@ -41,11 +44,36 @@ class DeltaRule:
     key_dim: int
     num_heads: int
     value_dim: int
+    A: Tensor
+    dt_bias: Tensor
 
     def __call__(self, mixed: Tensor, decay: Tensor, beta: Tensor, tokens: Pass) -> Tensor:
-        """Channels [N, C] to [N, H, V]. decay: its logarithm, [N, H] or by key channel [N, H, K].
-        beta: how much of a correction is written, [N, H]."""
+        """Channels [N, C] to [N, H V]. decay: before dt_bias, softplus and A, [N, H] or by key
+        channel [N, H K]. beta: before its sigmoid, how much of a correction is written, [N, H]."""
+        decay = decay.unflatten(-1, self.dt_bias.shape)
+        return apart(tokens, self._step_all, self._scan, mixed, decay, beta).flatten(1)
+
+    def _step_all(self, tokens: Pass, mixed: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        state = tokens.pools.state
+        return delta_step(
+            mixed,
+            decay,
+            beta,
+            state[self.layer_idx, "conv"],
+            state[self.layer_idx, "recurrent"],
+            tokens.step_rows,
+            taps=self.conv.wide_weight,
+            bias=self.conv.wide_bias,
+            act=self.act,
+            A=self.A,
+            dt_bias=self.dt_bias,
+            num_key_heads=self.num_key_heads,
+            eps=_NORM_EPS,
+        )
+
+    def _scan(self, tokens: Pass | Runs, mixed: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         q, k, v = self._split(self.conv(mixed, tokens))
+        rates = self.A.view(-1, *(1,) * (self.dt_bias.dim() - 1))
         return advance(
             tokens,
             self.layer_idx,
@@ -55,8 +83,8 @@ class DeltaRule:
             q,
             k,
             v,
-            decay,
-            beta,
+            rates * F.softplus(decay.float() + self.dt_bias),
+            beta.sigmoid(),
         )
 
     def _split(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,13 +108,11 @@ class GatedDelta:
     """The delta rule with one decay per head.
 
     project: the rule's channels, gates [H V], and what strengths and decays are made of, [H] each,
-    in one product. A (negative), dt_bias: [H] float32. norm: of each head by itself.
+    in one product. norm: of each head by itself.
     """
 
     project: Linear
     rule: DeltaRule
-    A: Tensor
-    dt_bias: Tensor
     norm: GatedNorm
     out: Linear
 
@@ -94,6 +120,5 @@ class GatedDelta:
         rule, heads = self.rule, self.rule.num_heads
         sizes = [rule.conv.num_channels, heads * rule.value_dim, heads, heads]
         mixed, gate, b, a = self.project(x).split(sizes, -1)
-        decay = self.A * F.softplus(a.float() + self.dt_bias)
-        y = rule(mixed, decay, b.sigmoid(), tokens)
-        return self.out(self.norm(y, gate.unflatten(-1, (heads, -1))).flatten(1))
+        y = self.norm(rule(mixed, a, b, tokens), gate)
+        return self.out(as_type(y, x.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
+from agentcache.kernels.row_moves import as_type
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,25 +23,19 @@ class KDA:
     """The delta rule with one decay per key channel; H heads of width K.
 
     project: the rule's channels, strengths [H], and the narrow middles of decays and gates, K each,
-    in one product. decay, gate: from there to [H K]. A (negative) [H, 1], dt_bias [H K]: float32.
-    norm: of each head by itself.
+    in one product. decay, gate: from there to [H K]. norm: of each head by itself.
     """
 
     project: Linear
     decay: Linear
     gate: Linear
     rule: DeltaRule
-    A: Tensor
-    dt_bias: Tensor
     norm: GatedNorm
     out: Linear
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
         rule = self.rule
-        shape = (rule.num_heads, rule.key_dim)
         sizes = [rule.conv.num_channels, rule.num_heads, rule.key_dim, rule.key_dim]
         mixed, b, to_decay, to_gate = self.project(x).split(sizes, -1)
-        step = F.softplus(self.decay(to_decay).float() + self.dt_bias)
-        y = rule(mixed, self.A * step.unflatten(-1, shape), b.sigmoid(), tokens)
-        gate = self.gate(to_gate).unflatten(-1, shape)
-        return self.out(self.norm(y, gate).flatten(1))
+        y = rule(mixed, self.decay(to_decay), b, tokens)
+        return self.out(as_type(self.norm(y, self.gate(to_gate)), x.dtype))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
-from agentcache.kernels import row_moves, rows
+from agentcache.kernels import row_gates, row_moves, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,17 +70,18 @@ class GatedNorm:
         self.act = act
 
     def __call__(self, y: Tensor, gate: Tensor) -> Tensor:
-        """Of [N, width], or of [N, heads, width] with a norm of each head; y may be overwritten."""
-        if self.act is F.silu and rows.takes(y):
-            wide = rows.gate(
-                row_moves.as_type(y, torch.float32).flatten(0, -2),
-                gate.flatten(0, -2),
+        """Of [N, width]; y may be overwritten."""
+        if row_gates.takes(y, self.act):
+            wide = row_gates.gate(
+                row_moves.as_type(y, torch.float32),
+                gate,
                 self.weight,
+                act=self.act,
                 eps=self.eps,
                 groups=self.groups,
                 norm_before_gate=self.gate_after,
             )
-            return row_moves.as_type(wide, y.dtype).view(y.shape)
+            return row_moves.as_type(wide, y.dtype)
         dtype, opened = y.dtype, self.act(gate.float())
         x = y.float() if self.gate_after else y.float() * opened
         parts = x.unflatten(-1, (self.groups, -1))
@@ -99,10 +100,9 @@ class GatedMLP:
         self._act = act
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
-        both = self._up(x)
-        if self._act is F.silu and rows.takes(both):
-            return self._down(rows.silu_mul(both))
-        gate, up = both.chunk(2, -1)
+        gate, up = self._up(x).chunk(2, -1)
+        if row_gates.takes(gate, self._act):
+            return self._down(row_gates.opened(gate, self._act, up))
         return self._down(self._act(gate).mul_(up))
 
 
@@ -117,7 +117,10 @@ class PlainMLP:
         self._act = act
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
-        return self._down(self._act(self._up(x)))
+        up = self._up(x)
+        if row_gates.takes(up, self._act):
+            return self._down(row_gates.opened(up, self._act))
+        return self._down(self._act(up))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentcache.engine.native.recurrence import advance
+from agentcache.engine.native.recurrence import advance, apart
+from agentcache.kernels.mamba1_step import mamba1_step
 from agentcache.kernels.selective_scan import (
     SelectiveScanResult,
     selective_scan,
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from agentcache.engine.native.layers import RMSNorm
     from agentcache.engine.native.linear import Linear
-    from agentcache.engine.native.packing import Pass
+    from agentcache.engine.native.packing import Pass, Runs
     from agentcache.engine.native.recurrence import Convolution
 
 __all__ = ["Mamba1"]
@@ -51,10 +52,30 @@ class Mamba1:
         rank, state_dim = len(self.dt_norm.weight), self.A.shape[1]
         dt, b, c = self.select(x).split([rank, state_dim, state_dim], -1)
         dt = self.dt_project(self.dt_norm(dt))
-        b, c = self.b_norm(b)[:, None], self.c_norm(c)[:, None]
-        idx = self.layer_idx
-        y = advance(tokens, idx, "recurrent", self._step, self._extend, x, dt, b, c, gate)
-        return self.out(y)
+        inputs = (x, dt, self.b_norm(b), self.c_norm(c), gate)
+        return self.out(apart(tokens, self._step_all, self._scan, *inputs))
+
+    def _step_all(
+        self, tokens: Pass, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, gate: Tensor
+    ) -> Tensor:
+        return mamba1_step(
+            x,
+            dt,
+            b,
+            c,
+            gate,
+            tokens.pools.state[self.layer_idx, "recurrent"],
+            tokens.step_rows,
+            dt_bias=self.dt_bias,
+            A=self.A,
+            D=self.D,
+        )
+
+    def _scan(
+        self, tokens: Pass | Runs, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, gate: Tensor
+    ) -> Tensor:
+        inputs = (x, dt, b[:, None], c[:, None], gate)
+        return advance(tokens, self.layer_idx, "recurrent", self._step, self._extend, *inputs)
 
     def _step(
         self, state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, gate: Tensor

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 import torch.nn.functional as F
 
-from agentcache.engine.native.recurrence import advance
-from agentcache.kernels import rows
+from agentcache.engine.native.recurrence import advance, apart
+from agentcache.kernels import row_gates
 from agentcache.kernels.mamba2_step import mamba2_step
 from agentcache.kernels.row_moves import as_type
 from agentcache.kernels.ssd_scan import ScanResult, ssd_scan
@@ -50,18 +49,12 @@ class Mamba2:
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
         projected = self.project(x)
-        if not tokens.steps or not rows.IS_COMPILED:
-            y = self._scan(projected, tokens)
-        else:
-            y = self._step_all(projected[: tokens.steps], tokens)
-            if tokens.runs:
-                others = self._scan(projected[tokens.steps :], tokens.behind_steps)
-                y = torch.cat([y, others.float()])
+        y = apart(tokens, self._step_all, self._scan, projected)
         gate = projected[:, : self.num_heads * self.head_dim]
-        y = rows.gate(y, gate) if self.norm is None else self.norm(y, gate)
+        y = row_gates.gate(y, gate) if self.norm is None else self.norm(y, gate)
         return self.out(as_type(y, x.dtype))
 
-    def _step_all(self, projected: Tensor, tokens: Pass) -> Tensor:
+    def _step_all(self, tokens: Pass, projected: Tensor) -> Tensor:
         """Outputs, before their gate, of the spans of one token."""
         state = tokens.pools.state
         return mamba2_step(
@@ -78,7 +71,7 @@ class Mamba2:
             num_groups=self.num_groups,
         )
 
-    def _scan(self, projected: Tensor, tokens: Pass | Runs) -> Tensor:
+    def _scan(self, tokens: Pass | Runs, projected: Tensor) -> Tensor:
         """Outputs, before their gate."""
         width, groups = self.num_heads * self.head_dim, self.num_groups * self.state_dim
         _, mixed, dt = projected.split([width, self.conv.num_channels, self.num_heads], -1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentcache.engine.native.linear import Linear
-from agentcache.kernels import row_moves
+from agentcache.kernels import row_gates, row_moves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ class NativeModel:
         x = self.norm(x if wanted is None else x[wanted])
         logits = row_moves.scale(row_moves.as_type(self.head(x), torch.float32), self.logits_scale)
         if self.soft_cap is not None:
-            logits = (logits / self.soft_cap).tanh() * self.soft_cap
+            logits = row_gates.soft_cap(logits, self.soft_cap)
         return logits
 
     def linears(self) -> Iterator[Linear]:

@@ -74,6 +74,10 @@ class Runs:
     def rows(self) -> list[int]:
         return []
 
+    @property
+    def behind_steps(self) -> Runs:
+        return self
+
 
 class Pass:
     """A batch with its tokens packed: those of spans of one token first, then span by span.

@@ -7,8 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+import torch.nn.functional as F
 
+from agentcache.kernels import rows
 from agentcache.kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
+from agentcache.kernels.conv_step import conv_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from agentcache.engine.native.weights import Weights
     from agentcache.kernels.causal_conv1d import Activation, ConvResult
 
-__all__ = ["Convolution", "Moved", "advance"]
+__all__ = ["Convolution", "Moved", "advance", "apart"]
 
 
 class Moved(Protocol):
@@ -67,6 +70,27 @@ def advance(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def apart(
+    tokens: Pass | Runs,
+    step: Callable[..., Tensor],
+    extend: Callable[..., Tensor],
+    *inputs: Tensor,
+) -> Tensor:
+    """Spans of one token by a kernel that takes all their states where they lie, others otherwise.
+
+    inputs: [N, ...] each. step(tokens, *inputs): of those spans. extend(tokens, *inputs): of the
+    others, and of all where there are no compiled kernels.
+    """
+    steps = tokens.steps if rows.takes(inputs[0]) else 0
+    if not steps:
+        return extend(tokens, *inputs)
+    y = step(tokens, *(each[:steps] for each in inputs))
+    if not tokens.runs:
+        return y
+    others = extend(tokens.behind_steps, *(each[steps:] for each in inputs))
+    return torch.cat([y, others.to(y.dtype)])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
     """A causal convolution of each channel by itself, over its state "conv" [C, K - 1].
@@ -110,6 +134,19 @@ class Convolution:
 
     def __call__(self, x: Tensor, tokens: Pass | Runs) -> Tensor:
         """[N, C] to [N, C]."""
+        return apart(tokens, self._step_all, self._scan, x)
+
+    def _step_all(self, tokens: Pass, x: Tensor) -> Tensor:
+        return conv_step(
+            x,
+            tokens.pools.state[self.layer_idx, "conv"],
+            tokens.step_rows,
+            taps=self.wide_weight,
+            bias=self.wide_bias,
+            act=F.silu if self.activation == "silu" else None,
+        )
+
+    def _scan(self, tokens: Pass | Runs, x: Tensor) -> Tensor:
         return advance(tokens, self.layer_idx, "conv", self._step, self._extend, x)
 
     def _step(self, state: Tensor, x: Tensor) -> Tensor:

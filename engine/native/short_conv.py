@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentcache.kernels import row_gates
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -28,4 +30,7 @@ class ShortConv:
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
         before, after, inner = self.project(x).chunk(3, -1)
+        if row_gates.takes(x, None):
+            convolved = self.conv(row_gates.multiply(before, inner), tokens)
+            return self.out(row_gates.multiply(convolved, after))
         return self.out(self.conv(before * inner, tokens).mul_(after))

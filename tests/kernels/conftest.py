@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentcache.kernels import mamba2_step, row_attention, rows
+from agentcache.kernels import (
+    conv_step,
+    delta_step,
+    mamba1_step,
+    mamba2_step,
+    row_attention,
+    row_gates,
+    rows,
+)
 
 CheckClose = Callable[..., None]
 
@@ -45,10 +53,17 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         return name
     if not rows.IS_COMPILED:
         pytest.skip("the compiled forms are not installed")
-    for op in ("linear", "rms_norm", "silu_mul", "gate"):
-        monkeypatch.setattr(rows, f"{op}_reference", None)
-    monkeypatch.setattr(row_attention, "attend_reference", None)
-    monkeypatch.setattr(mamba2_step, "mamba2_step_reference", None)
+    for module, *ops in (
+        (rows, "linear", "rms_norm"),
+        (row_gates, "opened", "soft_cap", "gate"),
+        (row_attention, "attend"),
+        (conv_step, "conv_step"),
+        (delta_step, "delta_step"),
+        (mamba1_step, "mamba1_step"),
+        (mamba2_step, "mamba2_step"),
+    ):
+        for op in ops:
+            monkeypatch.setattr(module, f"{op}_reference", None)
     return name
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.nn.functional as F
 from testkit.rows import DTYPES, drawn, generator, needs_compiled
 from torch import Tensor
 
-from agentcache.kernels import rows
+from agentcache.kernels import row_gates, rows
 from agentcache.kernels.mamba2_step import mamba2_step
 from agentcache.kernels.recording import Recording, Scratch, Unrecordable, record
 from agentcache.kernels.row_attention import KeyRuns, attend
@@ -27,6 +28,12 @@ WIDTH, HEADS, DIM, STATE, SLOTS = 192, 4, 16, 16, 800
 INNER, CHANNELS = HEADS * DIM, HEADS * DIM + 2 * STATE
 NUM_KERNELS = {torch.float32: 15, torch.bfloat16: 18}
 """In `Everything`."""
+
+
+def silu_mul(both: Tensor) -> Tensor:
+    """As a gated MLP has it."""
+    gate, up = both.chunk(2, -1)
+    return row_gates.opened(gate, F.silu, up)
 
 
 class Everything:
@@ -85,7 +92,7 @@ class Everything:
             D=self.D,
             num_groups=1,
         )
-        y = as_type(rows.gate(y, projected[:, :INNER]), self.dtype)
+        y = as_type(row_gates.gate(y, projected[:, :INNER]), self.dtype)
         q, k, v = (
             each.unflatten(-1, (HEADS, DIM)) for each in rows.linear(y, self.qkv).split(INNER, -1)
         )
@@ -94,7 +101,7 @@ class Everything:
         q = rotate(q, self.ids, self.frequencies, in_turns=True)
         y = attend(q, self.keys, self.values, self.runs, scale=0.25).flatten(1)
         both = rows.linear(y, self.up, weight_scale=self.factor)
-        return add(x, rows.silu_mul(both), 0.5).view(-1, 1, WIDTH)
+        return add(x, silu_mul(both), 0.5).view(-1, 1, WIDTH)
 
     def done(self, seed: int) -> list[Tensor]:
         """What comes out with those contents, and the states then."""
@@ -279,7 +286,7 @@ def test_what_is_done_after_it_is_not_in_a_recording() -> None:
     everything = Everything()
     recording = record(everything, Scratch())
     everything()
-    record(lambda: rows.silu_mul(everything.table), Scratch())
+    record(lambda: silu_mul(everything.table), Scratch())
     assert len(recording) == NUM_KERNELS[torch.float32]
 
 
@@ -292,10 +299,10 @@ def test_what_another_thread_does_is_not_noted() -> None:
     found: list[Tensor] = []
 
     def elsewhere() -> None:
-        found.append(rows.silu_mul(x) + 1)
+        found.append(silu_mul(x) + 1)
 
     def compute() -> Tensor:
-        y = rows.silu_mul(x)
+        y = silu_mul(x)
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
@@ -303,10 +310,10 @@ def test_what_another_thread_does_is_not_noted() -> None:
 
     recording = record(compute, Scratch())
     assert len(recording) == 2
-    assert torch.equal(found[0], rows.silu_mul(x) + 1)
+    assert torch.equal(found[0], silu_mul(x) + 1)
     x.mul_(2)
     before = found[0].clone()
-    assert torch.equal(recording.play(), 2 * rows.silu_mul(x))
+    assert torch.equal(recording.play(), 2 * silu_mul(x))
     assert torch.equal(found[0], before)
     assert len(record(everything, Scratch())) == NUM_KERNELS[torch.float32]
 

@@ -61,6 +61,7 @@ def _kda(config: Any, weights: Weights, layer_idx: int) -> Layer:
         "forget_gate.f_a_proj": head_dim,
         "g_a_proj": head_dim,
     }
+    gate = weights.at("forget_gate")
     rule = DeltaRule(
         layer_idx=layer_idx,
         conv=Convolution.of(weights.at("conv1d"), layer_idx, 3 * width, taps),
@@ -69,16 +70,22 @@ def _kda(config: Any, weights: Weights, layer_idx: int) -> Layer:
         key_dim=head_dim,
         num_heads=heads,
         value_dim=head_dim,
+        A=-gate.get("A_log", 1, 1, heads, 1).flatten().float().exp(),
+        dt_bias=gate.get("dt_bias", width).float().unflatten(0, (heads, head_dim)),
     )
-    gate, gated = weights.at("forget_gate"), weights.get("o_norm.weight", head_dim)
+    gated = weights.get("o_norm.weight", head_dim)
     return KDA(
         project=Linear.joined(weights, sizes, config.hidden_size),
         decay=Linear.of(gate, "f_b_proj", width, head_dim),
         gate=Linear.of(weights, "g_b_proj", width, head_dim),
         rule=rule,
-        A=-gate.get("A_log", 1, 1, heads, 1)[0, 0].float().exp(),
-        dt_bias=gate.get("dt_bias", width).float(),
-        norm=GatedNorm(gated, config.rms_norm_eps, gate_after=True, act=torch.sigmoid),
+        norm=GatedNorm(
+            gated.repeat(heads),
+            config.rms_norm_eps,
+            groups=heads,
+            gate_after=True,
+            act=torch.sigmoid,
+        ),
         out=Linear.of(weights, "o_proj", config.hidden_size, width),
     )
 

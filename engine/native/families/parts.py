@@ -14,6 +14,7 @@ from agentcache.engine.native.linear import Linear
 from agentcache.engine.native.mamba2 import Mamba2
 from agentcache.engine.native.model import NativeModel
 from agentcache.engine.native.recurrence import Convolution
+from agentcache.kernels.row_gates import gelu_tanh, relu_squared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,12 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["activation", "assembled", "attention", "gated_mlp", "head_of", "mamba2", "norm"]
 
 
+_COMPILED: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu2": relu_squared,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": gelu_tanh,
+}
+"""By functions for which there are compiled kernels."""
+
+
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """An activation by transformers' name."""
-    if name == "silu":
-        return F.silu
-    found: Callable[[Tensor], Tensor] = ACT2FN[name]
-    return found
+    known = _COMPILED.get(name)
+    return ACT2FN[name] if known is None else known
 
 
 def norm(weights: Weights, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:

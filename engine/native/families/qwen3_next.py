@@ -100,14 +100,14 @@ def _delta(
         key_dim=key_dim,
         num_heads=heads,
         value_dim=value_dim,
+        A=-weights.get("A_log", heads).float().exp(),
+        dt_bias=weights.get("dt_bias", heads).float(),
     )
     gated = weights.at("norm").get("weight", value_dim)
     return GatedDelta(
         project=project(config, weights),
         rule=rule,
-        A=-weights.get("A_log", heads).float().exp(),
-        dt_bias=weights.get("dt_bias", heads).float(),
-        norm=GatedNorm(gated, config.rms_norm_eps, gate_after=True),
+        norm=GatedNorm(gated.repeat(heads), config.rms_norm_eps, groups=heads, gate_after=True),
         out=Linear.of(weights, "out_proj", config.hidden_size, heads * value_dim),
     )
 

@@ -35,9 +35,25 @@ if TYPE_CHECKING:
 needs_compiled = pytest.mark.skipif(
     not rows.IS_COMPILED, reason="the compiled forms are not installed"
 )
+_NO_EXPERTS = ["linear_attention", "mlp", "full_attention", "mlp"]
 RECORDABLE: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in ("granitemoehybrid", "bamba", "falcon_h1", "llama", "qwen3")},
+    **{
+        name: (name, {})
+        for name in (
+            "granitemoehybrid",
+            "bamba",
+            "falcon_h1",
+            "llama",
+            "qwen3",
+            "qwen3_5",
+            "lfm2",
+            "gemma3",
+        )
+    },
     "windows": ("gemma3", {"hidden_activation": "silu"}),
+    "qwen3_next without experts": ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]}),
+    "jamba without experts": ("jamba", {"num_experts": 1}),
+    "nemotron_h without experts": ("nemotron_h", {"layers_block_type": _NO_EXPERTS}),
 }
 COVERED = [name for name, each in VARIANTS.items() if each.text_model_type in NATIVE]
 PAGE, ROOM, STARTS = 8, 72, (17, 0, 30, 7, 15)
@@ -208,7 +224,7 @@ def test_sequences_join_and_leave_between_steps(name: str, counts: Counts) -> No
 
 @needs_compiled
 @pytest.mark.parametrize("threads", [2, 3])
-@pytest.mark.parametrize("name", ["granitemoehybrid", "windows"])
+@pytest.mark.parametrize("name", ["granitemoehybrid", "windows", "qwen3_5", "lfm2"])
 def test_any_number_of_threads_plays_the_same(name: str, threads: int) -> None:
     check(backend_of(name), [[0, 1, 2, 3, 4], [2], [4, 1]] * 5, threads)
 
@@ -368,7 +384,7 @@ def test_nothing_is_recordable_without_the_compiled_forms(
 
 
 @needs_compiled
-@pytest.mark.parametrize("changes", [{"hidden_act": "gelu"}, {"head_dim": 24}], ids=str)
+@pytest.mark.parametrize("changes", [{"hidden_act": "relu"}, {"head_dim": 24}], ids=str)
 def test_options_that_no_kernel_has_fall_back(changes: dict[str, Any]) -> None:
     assert NativeBackend(build("llama", **changes))._steps is None
 
@@ -384,6 +400,11 @@ def test_options_that_no_kernel_has_fall_back(changes: dict[str, Any]) -> None:
             {"mamba_rms_norm": True, "ssm_in_multiplier": 1.25, "lm_head_multiplier": 2.0},
         ),
         ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("lfm2", {"conv_bias": True, "conv_L_cache": 4}),
+        ("qwen3_5", {"hidden_act": "gelu", "linear_num_key_heads": 1}),
+        ("qwen3_5", {"linear_key_head_dim": 24, "linear_value_head_dim": 20}),
+        ("gemma3", {"final_logit_softcapping": 2.0}),
         ("granitemoehybrid", {"embedding_multiplier": 5.0, "logits_scaling": 3.0}),
     ],
     ids=str,
