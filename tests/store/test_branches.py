@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,17 +74,19 @@ def test_a_rewound_session_goes_on_from_the_turn_it_went_back_to(
 def test_parallel_calls_leave_a_tip_each(runtime: Runtime, calls: Calls) -> None:
     session = runtime.session("task")
     grow(session, "One.")
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda text: grow_from(session, text), ["a", "b", "c"]))
+    ready = Event()
+    runtime.engine.post(lambda: bool(ready.wait(30)))  # none is over before all have begun
+    streams = [
+        session.chat([user(text)], tip=1, max_new_tokens=8, stream=True) for text in ["a", "b", "c"]
+    ]
+    ready.set()
+    for stream in streams:
+        list(stream)
     *_, last = stored = calls("task")
     assert len({call.turn.tip for call in stored[1:]}) == 3
     assert sorted(told(call)[-1] for call in stored[1:]) == ["a", "b", "c"]
     assert len({tuple(call.prompt_ids[:10]) for call in stored}) == 1
     assert [*last.messages[:2]] == [*stored[1].messages[:2]]
-
-
-def grow_from(session: Session, text: str) -> None:
-    session.chat([user(text)], tip=1, max_new_tokens=8)
 
 
 def test_sessions_at_once_do_not_mix(runtime: Runtime, calls: Calls) -> None:
