@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from testkit.held import engine_held
 from testkit.models import idle_counts, micro_config, micro_runtime, tokenizer
 
 from agentcache.engine.tiny_hybrid import build
@@ -339,7 +340,8 @@ def test_closing_a_stream_gives_everything_back(runtime: Runtime) -> None:
 def test_parallel_calls_on_one_tip_leave_one_tip_each(runtime: Runtime) -> None:
     session = runtime.session()
     session.chat([user("Hi")], max_new_tokens=3)
-    streams = [session.chat([user(text)], max_new_tokens=3, stream=True) for text in ("a", "b")]
+    with engine_held(runtime):
+        streams = [session.chat([user(text)], max_new_tokens=3, stream=True) for text in ("a", "b")]
     turns = [stream.turn for stream in streams]
     assert len(session.tips) == 2
     with pytest.raises(AmbiguousTip, match="2 tips"):

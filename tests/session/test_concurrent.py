@@ -10,6 +10,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from testkit.held import engine_held
 from testkit.helpers import check
 from testkit.models import idle_counts
 
@@ -190,13 +191,11 @@ def test_parallel_calls_on_one_tip_leave_a_tip_for_each_that_was_not_cancelled(
     session = runtime.session()
     begun = session.generate(PROMPT[:60], max_new_tokens=1)
     ids = session.ids.tolist()
-    ready = threading.Event()
-    runtime.engine.post(lambda: bool(ready.wait(30)))  # none is over before all have begun
-    streams = [
-        session.generate([*ids, n], tip=begun.tip, max_new_tokens=30, stream=True)
-        for n in range(12)
-    ]
-    ready.set()
+    with engine_held(runtime):
+        streams = [
+            session.generate([*ids, n], tip=begun.tip, max_new_tokens=30, stream=True)
+            for n in range(12)
+        ]
 
     def follow(number: int) -> bool:
         """Whether the call came to its end; every second one is left on the way."""

@@ -82,7 +82,9 @@ def test_a_tip_with_a_call_under_way_on_it_is_not_the_one_to_leave(runtime: Runt
     on = [{"role": "user", "content": "Go on."}]
     running = session.chat(on, tip=oldest, max_new_tokens=5000, stream=True)
     # two at once on one tip: the later one takes no tip's place
-    for stream in [session.chat(on, tip=last, max_new_tokens=1, stream=True) for _ in range(2)]:
+    with engine_held(runtime):
+        both = [session.chat(on, tip=last, max_new_tokens=1, stream=True) for _ in range(2)]
+    for stream in both:
         stream.turn  # noqa: B018 - waits
     assert len(session.tips) == MAX_TIPS
     assert oldest in session.tips

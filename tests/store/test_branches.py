@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
+from testkit.held import engine_held
 from testkit.stores import settled, sql, stored_runtime, user
 
 from agentcache import ConfigError, Runtime, Store
@@ -74,12 +74,11 @@ def test_a_rewound_session_goes_on_from_the_turn_it_went_back_to(
 def test_parallel_calls_leave_a_tip_each(runtime: Runtime, calls: Calls) -> None:
     session = runtime.session("task")
     grow(session, "One.")
-    ready = Event()
-    runtime.engine.post(lambda: bool(ready.wait(30)))  # none is over before all have begun
-    streams = [
-        session.chat([user(text)], tip=1, max_new_tokens=8, stream=True) for text in ["a", "b", "c"]
-    ]
-    ready.set()
+    with engine_held(runtime):
+        streams = [
+            session.chat([user(text)], tip=1, max_new_tokens=8, stream=True)
+            for text in ["a", "b", "c"]
+        ]
     for stream in streams:
         list(stream)
     *_, last = stored = calls("task")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import litellm
 import pytest
+from testkit.held import engine_held
 
 from agentcache import CacheConfig, Runtime
 from agentcache.integrations import litellm_provider
@@ -177,8 +178,13 @@ def test_a_reply_that_takes_too_long_times_out(runtime: Runtime) -> None:
 
 
 def test_two_calls_at_once_on_one_session_are_both_answered(runtime: Runtime) -> None:
-    first = litellm.completion(MODEL, HELLO, max_tokens=8, session_id="s", stream=True)
-    second = litellm.completion(MODEL, HELLO, max_tokens=8, session_id="s")
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in first)
-    assert said == second.choices[0].message.content
+    with engine_held(runtime):
+        first, second = (
+            litellm.completion(MODEL, HELLO, max_tokens=8, session_id="s", stream=True)
+            for _ in range(2)
+        )
+    said, again = (
+        "".join(chunk.choices[0].delta.content or "" for chunk in each) for each in (first, second)
+    )
+    assert said == again != ""
     assert len(runtime.session("s").tips) == 2
