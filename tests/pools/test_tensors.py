@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -249,3 +253,16 @@ def test_half_precision_kv_stands_beside_single_precision_states() -> None:
     pools.save_state(0, pages)
     pools.load_state(pages, 1)
     assert same(read(pools, 1), wanted)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what is resident in /proc")
+def test_rows_that_nobody_runs_in_take_no_memory() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    pools = make(state=state_layout((1 << 20,)), num_pages=1, num_rows=64)
+    assert pools.row_bytes * 64 >= 1 << 28
+    assert resident() - before < 1 << 26
+    first = pools.state[0, "conv"][5]
+    assert not first.any(), "a row nobody used is before the first token"
