@@ -385,13 +385,15 @@ static void share_product(const product *p, int phase, int64_t t, int64_t thread
 
 #include "_rows_gates.h"
 #include "_rows_mixers.h"
+#include "_rows_experts.h"
 #include "_rows_attention.h"
 #include "_rows_moves.h"
 
 /* ---- operations, one after the other ---- */
 
 enum what {
-    PRODUCT, NORM, OPEN, GATE, CONVOLVE, MAMBA1, MAMBA2, DELTA, ATTENTION, SUM, MOVE, ROTATE
+    PRODUCT, NORM, OPEN, GATE, CONVOLVE, MAMBA1, MAMBA2, DELTA, ATTENTION, SUM, MOVE, ROTATE,
+    ROUTE, SELECT, BLEND
 };
 
 typedef struct {
@@ -409,6 +411,9 @@ typedef struct {
         summing sum;
         moving moving;
         rotation rotation;
+        routing routing;
+        selection selection;
+        blending blending;
     };
 } operation;
 
@@ -431,6 +436,8 @@ static int64_t work_of(const operation *o) {
         for (int64_t n = 0; n < o->attention.first_run[o->attention.rows]; n++)
             keys += o->attention.runs[2 * n + 1];
         return keys * o->attention.heads * o->attention.D;
+    case SELECT: return o->selection.rows * o->selection.in * o->selection.out;
+    case BLEND: return o->blending.rows * o->blending.num * o->blending.width;
     default: return 0;
     }
 }
@@ -462,6 +469,9 @@ static void share(const operation *o, int phase, int64_t part, int64_t parts) {
     case SUM: do_sum(&o->sum); break;
     case MOVE: do_move(&o->moving); break;
     case ROTATE: do_rotate(&o->rotation); break;
+    case ROUTE: share_routing(&o->routing, part, parts); break;
+    case SELECT: share_selection(&o->selection, part, parts); break;
+    case BLEND: share_blending(&o->blending, part, parts); break;
     }
 }
 

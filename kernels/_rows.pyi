@@ -214,3 +214,43 @@ def rotate(
     in_turns: int,
     threads: int,
 ) -> None: ...
+def route(
+    scores: int,
+    kind: int,
+    bias: int,
+    chosen: int,
+    weights: int,
+    rows: int,
+    experts: int,
+    best: int,
+    groups: int,
+    best_groups: int,
+    way: int,
+    normed: int,
+    scale: float,
+    least: float,
+    threads: int,
+) -> None: ...
+def select(
+    x: int,
+    w: int,
+    kind: int,
+    chosen: int,
+    y: int,
+    rows: int,
+    repeat: int,
+    columns: int,
+    out: int,
+    threads: int,
+) -> None: ...
+def blend(
+    x: int,
+    kind: int,
+    weights: int,
+    y: int,
+    y_kind: int,
+    rows: int,
+    num: int,
+    width: int,
+    threads: int,
+) -> None: ...

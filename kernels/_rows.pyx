@@ -12,6 +12,7 @@ from threading import get_ident
 cdef extern from "_rows.h" nogil:
     enum:
         PRODUCT, NORM, OPEN, GATE, CONVOLVE, MAMBA1, MAMBA2, DELTA, ATTENTION, SUM, MOVE, ROTATE
+        ROUTE, SELECT, BLEND
         F32
 
     ctypedef struct product:
@@ -134,6 +135,30 @@ cdef extern from "_rows.h" nogil:
         float scale
         int in_turns, kind
 
+    ctypedef struct routing:
+        const void *scores
+        const float *bias
+        int64_t *chosen
+        float *weights
+        int64_t rows, experts, best, groups, best_groups
+        float scale, least
+        int kind, way, normed
+
+    ctypedef struct selection:
+        const float *x
+        const void *w
+        const int64_t *chosen
+        float *y
+        int64_t rows, repeat, columns "in", out
+        int kind
+
+    ctypedef struct blending:
+        const void *x
+        const float *weights
+        void *y
+        int64_t rows, num, width
+        int kind, y_kind
+
     ctypedef struct operation:
         int what
         product product
@@ -148,6 +173,9 @@ cdef extern from "_rows.h" nogil:
         summing sum
         moving moving
         rotation rotation
+        routing routing
+        selection selection
+        blending blending
 
     enum: MOST_PHASES
 
@@ -432,4 +460,48 @@ def rotate(
     o.rotation.rows, o.rotation.heads, o.rotation.D, o.rotation.num = rows, heads, width, num
     o.rotation.x_stride, o.rotation.scale = x_stride, scale
     o.rotation.in_turns, o.rotation.kind = in_turns, kind
+    _do(&o, threads)
+
+
+def route(
+    uintptr_t scores, int kind, uintptr_t bias, uintptr_t chosen, uintptr_t weights,
+    int64_t rows, int64_t experts, int64_t best, int64_t groups, int64_t best_groups, int way,
+    int normed, float scale, float least, int threads,
+):
+    """chosen and weights [rows, best] by scores [rows, experts]."""
+    cdef operation o
+    o.what = ROUTE
+    o.routing.scores, o.routing.bias = <const void *>scores, <const float *>bias
+    o.routing.chosen, o.routing.weights = <int64_t *>chosen, <float *>weights
+    o.routing.rows, o.routing.experts, o.routing.best = rows, experts, best
+    o.routing.groups, o.routing.best_groups = groups, best_groups
+    o.routing.kind, o.routing.way, o.routing.normed = kind, way, normed
+    o.routing.scale, o.routing.least = scale, least
+    _do(&o, threads)
+
+
+def select(
+    uintptr_t x, uintptr_t w, int kind, uintptr_t chosen, uintptr_t y, int64_t rows,
+    int64_t repeat, int64_t columns, int64_t out, int threads,
+):
+    """y [rows, out] = x [rows / repeat, columns] @ w[chosen].T, row by row."""
+    cdef operation o
+    o.what = SELECT
+    o.selection.x, o.selection.w = <const float *>x, <const void *>w
+    o.selection.chosen, o.selection.y = <const int64_t *>chosen, <float *>y
+    o.selection.rows, o.selection.repeat = rows, repeat
+    o.selection.columns, o.selection.out, o.selection.kind = columns, out, kind
+    _do(&o, threads)
+
+
+def blend(
+    uintptr_t x, int kind, uintptr_t weights, uintptr_t y, int y_kind, int64_t rows, int64_t num,
+    int64_t width, int threads,
+):
+    """y [rows, width] = x [rows, num, width] summed by weights [rows, num]."""
+    cdef operation o
+    o.what = BLEND
+    o.blending.x, o.blending.weights = <const void *>x, <const float *>weights
+    o.blending.y, o.blending.rows, o.blending.num = <void *>y, rows, num
+    o.blending.width, o.blending.kind, o.blending.y_kind = width, kind, y_kind
     _do(&o, threads)

@@ -12,6 +12,7 @@ from _cases import Case, alone, moving
 from agentcache.kernels.mamba2_step import mamba2_step, mamba2_step_reference
 from agentcache.kernels.recording import Scratch, record
 from agentcache.kernels.row_attention import KeyRuns, attend, attend_reference
+from agentcache.kernels.row_experts import mix, mix_reference
 from agentcache.kernels.row_gates import opened, opened_reference
 from agentcache.kernels.row_moves import add, rotate, rotate_reference
 from agentcache.kernels.rows import IS_COMPILED, linear, linear_reference, rms_norm
@@ -25,6 +26,7 @@ __all__ = [
     "mamba2_step_cases",
     "recording_cases",
     "row_attention_cases",
+    "row_experts_cases",
     "row_gates_cases",
     "row_moves_cases",
     "rows_cases",
@@ -192,6 +194,36 @@ def _attention(num_rows: int, num_keys: int) -> Case:
 
     others = {"torch": alone(row_by_row)}
     return Case(f"R{num_rows} K{num_keys}", num_rows, alone(attends), alone(formula), others)
+
+
+def row_experts_cases() -> Iterator[Case]:
+    """Each row through 4 of 16 experts; PyTorch's is a product for each of them."""
+    num, best = 16, 4
+    for width, middle in ((256, 128), (1024, 512)):
+        up = torch.randn(num, 2 * middle, width) * width**-0.5
+        down = torch.randn(num, width, middle) * middle**-0.5
+        for num_rows in (1, 8):
+            x, weights = torch.randn(num_rows, width), torch.rand(num_rows, best)
+            chosen = torch.stack([torch.randperm(num)[:best] for _ in range(num_rows)])
+            given = (x, chosen, weights, up, down)
+            yield Case(
+                f"{width}x{middle} R{num_rows}",
+                num_rows,
+                alone(partial(mix, *given, F.silu)),
+                alone(partial(mix_reference, *given, F.silu)),
+                {"torch": alone(partial(_row_by_row_mixed, *given))},
+            )
+
+
+def _row_by_row_mixed(
+    x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor
+) -> Tensor:
+    y = torch.zeros_like(x)
+    for row, experts in enumerate(chosen.tolist()):
+        for expert, share in zip(experts, weights[row], strict=True):
+            gate, inputs = torch.mv(up[expert], x[row]).chunk(2)
+            y[row] += share * torch.mv(down[expert], F.silu(gate) * inputs)
+    return y
 
 
 def row_gates_cases() -> Iterator[Case]:

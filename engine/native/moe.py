@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+
+from agentcache.engine.native.linear import Linear
+from agentcache.kernels import row_gates, rows
+from agentcache.kernels.row_experts import Routing, blend, mix, mixes, route
+from agentcache.kernels.row_moves import add, as_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,8 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentcache.engine.native.layers import Layer
-    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
+
+    Route = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 __all__ = ["Experts", "Opened", "best_by_sigmoid", "best_of_softmax", "softmax_of_best"]
 
@@ -25,12 +31,12 @@ class Experts:
     """Every token through its best experts, and through a shared one where there is.
 
     route: of tokens [N, width] the numbers of their experts and their weights, [N, k] each. up
-    [E, 2 I, width] (gate and up, or [E, I, width] without gates) and down [E, width, I]. Tokens are
-    brought together by their experts, so each expert is one product. enter and leave: maps to a
-    narrower width in which experts work, and back.
+    [E, 2 I, width] (gate and up, or [E, I, width] without gates) and down [E, width, I]. A few
+    tokens are taken one by one; more are brought together by their experts, so each expert is one
+    product. enter and leave: maps to a narrower width in which experts work, and back.
     """
 
-    route: Callable[[Tensor], tuple[Tensor, Tensor]]
+    route: Route
     up: Tensor
     down: Tensor
     act: Callable[[Tensor], Tensor] = F.silu
@@ -43,20 +49,27 @@ class Experts:
         chosen, weights = self.route(x)
         shared = None if self.shared is None else self.shared(x, tokens)
         x = x if self.enter is None else self.enter(x)
+        if mixes(x, self.up, self.down, self.act):
+            out = mix(x, chosen, weights, self.up, self.down, self.act, gated=self.gated)
+        else:
+            out = self._by_expert(x, chosen, weights)
+        out = out if self.leave is None else self.leave(out)
+        return out if shared is None else add(out, shared)
+
+    def _by_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros_like(x)
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=len(self.up)).tolist()
-        rows = order // chosen.shape[1]
+        tokens = order // chosen.shape[1]
         shares = weights.flatten()[order, None].to(x.dtype)
         at = 0
         for expert, count in enumerate(counts):
             if count:
-                of_expert = rows[at : at + count]
+                of_expert = tokens[at : at + count]
                 y = self._expert(x[of_expert], expert) * shares[at : at + count]
                 out.index_add_(0, of_expert, y)
                 at += count
-        out = out if self.leave is None else self.leave(out)
-        return out if shared is None else out.add_(shared)
+        return out
 
     def _expert(self, x: Tensor, expert: int) -> Tensor:
         y = F.linear(x, self.up[expert])
@@ -76,61 +89,37 @@ class Opened:
     gate: Linear
 
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
-        return self.inner(x, tokens) * self.gate(x).sigmoid()
+        y, gate = self.inner(x, tokens), self.gate(x)
+        if rows.takes(y) and len(y) <= rows.MOST_ROWS:
+            return blend(y[:, None], row_gates.opened(gate, torch.sigmoid))
+        return y * gate.sigmoid()
 
 
-def softmax_of_best(weight: Tensor, num: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def softmax_of_best(weight: Tensor, num: int) -> Route:
     """Route by a softmax over the best `num` alone. weight: [E, width]."""
-
-    def route(x: Tensor) -> tuple[Tensor, Tensor]:
-        best, chosen = F.linear(x, weight).float().topk(num, -1)
-        return chosen, best.softmax(-1)
-
-    return route
+    return _router(weight, Routing(num=num, way="softmax_of_best"))
 
 
-def best_of_softmax(weight: Tensor, num: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def best_of_softmax(weight: Tensor, num: int) -> Route:
     """Route to the best `num`, weighted by a softmax over all. weight: [E, width]."""
-
-    def route(x: Tensor) -> tuple[Tensor, Tensor]:
-        best, chosen = F.linear(x, weight).float().softmax(-1).topk(num, -1)
-        return chosen, best
-
-    return route
+    return _router(weight, Routing(num=num, way="best_of_softmax"))
 
 
 def best_by_sigmoid(
-    weight: Tensor,
-    num: int,
-    *,
-    bias: Tensor | None = None,
-    normed: bool = True,
-    scale: float = 1.0,
-    least: float = 0.0,
-    groups: tuple[int, int] = (1, 1),
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    weight: Tensor, num: int, *, bias: Tensor | None = None, **options: Any
+) -> Route:
     """Route to the best `num`, weighted by the sigmoids of their own scores. weight: [E, width].
 
-    bias: [E], on the sigmoids where experts are chosen, not where they are weighted. normed: the
-    weights of a token are divided by their sum and `least`. scale: on the weights after that.
-    groups: of so many groups of neighbours a token is sent to the best few, by the sum of the best
-    two of each. Scores have the width of `weight`.
+    bias, options: as `Routing` has them. Scores have the width of `weight`.
     """
-    num_groups, num_best = groups
+    wide = None if bias is None else bias.float()
+    return _router(weight, Routing(num=num, way="best_by_sigmoid", bias=wide, **options))
 
-    def route(x: Tensor) -> tuple[Tensor, Tensor]:
-        shares = F.linear(x.to(weight.dtype), weight).float().sigmoid()
-        ranks = shares if bias is None else shares + bias
-        if num_best < num_groups:
-            grouped = ranks.unflatten(-1, (num_groups, -1))
-            of_groups = grouped.topk(2, -1).values.sum(-1)
-            closed = torch.ones_like(of_groups, dtype=torch.bool)
-            closed.scatter_(-1, of_groups.topk(num_best, -1).indices, False)
-            ranks = grouped.masked_fill(closed[..., None], float("-inf")).flatten(-2)
-        chosen = ranks.topk(num, -1).indices
-        best = shares.gather(-1, chosen)
-        if normed:
-            best = best / (best.sum(-1, keepdim=True) + least)
-        return chosen, best * scale
 
-    return route
+def _router(weight: Tensor, routing: Routing) -> Route:
+    project = Linear(weight)
+
+    def of(x: Tensor) -> tuple[Tensor, Tensor]:
+        return route(project(as_type(x, weight.dtype)), routing)
+
+    return of

@@ -17,6 +17,7 @@ from agentcache.kernels import (
     mamba1_step,
     mamba2_step,
     row_attention,
+    row_experts,
     row_gates,
     rows,
 )
@@ -57,6 +58,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         (rows, "linear", "rms_norm"),
         (row_gates, "opened", "soft_cap", "gate"),
         (row_attention, "attend"),
+        (row_experts, "route", "mix", "blend"),
         (conv_step, "conv_step"),
         (delta_step, "delta_step"),
         (mamba1_step, "mamba1_step"),
