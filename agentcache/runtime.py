@@ -74,9 +74,9 @@ class Runtime:
     of our own, for the families that have them; "transformers" for every family; "auto" the native
     one where it is there and computes the same, else transformers. weight_format: "int8" rounds the
     weights of linear maps to 8 bits, for the native backend on a CPU; by how much that moves logits
-    is logged. unproven: admit a model
-    for which warm = cold has not been proven; nothing is promised of it, which is logged, and it
-    decodes sequences one by one. tool_form: how the model writes tool calls, where its template
+    is logged. cuda_graphs: decode steps of the native backend are captured and launched as one, for
+    a model on a CUDA device. unproven: admit a model for which warm = cold has not been proven;
+    nothing is promised of it, which is logged, and it decodes sequences one by one. tool_form: how the model writes tool calls, where its template
     does not tell. volatile: regular expressions; lines of the system prompt in which one is found
     keep the text that a session first had there. store: a file or database URL that finished turns
     are written to, or an open Store, which stays open. clock, seed: time and randomness. poison:
@@ -101,6 +101,7 @@ class Runtime:
         adapter: str | None = None,
         backend: BackendName = "auto",
         weight_format: WeightFormat = "unchanged",
+        cuda_graphs: bool = False,
         unproven: bool = False,
         tool_form: str | None = None,
         volatile: Sequence[str] = (),
@@ -119,7 +120,13 @@ class Runtime:
         make_policy(self.config.policy)  # or it is refused before a model is looked at
         self.clock = clock or SystemClock()
         self.tokenizer = Tokenizer(tokenizer)
-        computing = make_backend(model, backend, unproven=unproven, weight_format=weight_format)
+        computing = make_backend(
+            model,
+            backend,
+            unproven=unproven,
+            weight_format=weight_format,
+            cuda_graphs=cuda_graphs,
+        )
         end_ids = self.tokenizer.end_ids(getattr(model, "generation_config", None))
         self.end_id = _end_id(tokenizer, end_ids)
         self.chat_format = ChatFormat(self.tokenizer, end_ids=end_ids, tool_form=tool_form)

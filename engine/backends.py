@@ -44,6 +44,7 @@ def make_backend(
     *,
     unproven: bool = False,
     weight_format: WeightFormat = "unchanged",
+    cuda_graphs: bool = False,
 ) -> NativeBackend | TransformersBackend:
     """A backend that takes a loaded model over.
 
@@ -52,23 +53,30 @@ def make_backend(
     unproven: as for `TransformersBackend`; such a model never goes by the native backend, and what
     is given up with it is logged. weight_format: "int8" rounds the weights of the native backend,
     once it is shown to be right with those it was loaded with, and logs by how much that moves
-    logits. Raises UnsupportedOption for another name, or int8 without the native backend;
-    UnsupportedModel and ModelError as the backends do.
+    logits. cuda_graphs: as for `NativeBackend`. Raises UnsupportedOption for another name, or int8
+    or graphs without the native backend; UnsupportedModel and ModelError as the backends do.
     """
     check_backend_name(name)
     check_weight_format(weight_format)
-    backend = _choose(model, name, unproven)
+    backend = _choose(model, name, unproven, cuda_graphs)
+    if cuda_graphs and not isinstance(backend, NativeBackend):
+        raise UnsupportedOption(
+            f"cuda_graphs needs the native backend, and this {backend.model_type} model goes by "
+            "transformers"
+        )
     if weight_format == "int8":
         _round(model, backend)
     return backend
 
 
-def _choose(model: Any, name: BackendName, unproven: bool) -> NativeBackend | TransformersBackend:
+def _choose(
+    model: Any, name: BackendName, unproven: bool, cuda_graphs: bool
+) -> NativeBackend | TransformersBackend:
     model_type = text_config(model.config).model_type
     if name == "transformers" or (name == "auto" and not has_native(model_type)):
         return _transformers(model, unproven)
     try:
-        return _native(model)
+        return _native(model, cuda_graphs)
     except ModelError as error:
         if name == "native":
             raise
@@ -104,9 +112,9 @@ def _round(model: Any, backend: NativeBackend | TransformersBackend) -> None:
     )
 
 
-def _native(model: Any) -> NativeBackend:
+def _native(model: Any, cuda_graphs: bool) -> NativeBackend:
     """The native backend, tried out. Raises UnsupportedModel, and ModelError if it is wrong."""
-    backend = NativeBackend(model)
+    backend = NativeBackend(model, cuda_graphs=cuda_graphs)
     sample = describe(model).sample
     assert sample is not None, "families with a native backend are described by a run of theirs"
     trial = try_out(backend, sample)

@@ -196,7 +196,8 @@ INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
 }
 
 /* NUM_R rows from R on by NUM_O outputs from o on; of the next outputs' weights, those from FROM to TO
-   are called for. WIDTH numbers at a time: GET_W, GET_X, and MULTIPLY, which adds to 16 sums. */
+   are called for, in the order in which they lie: memory is read a quarter faster in one stream than
+   in four. WIDTH numbers at a time: GET_W, GET_X, and MULTIPLY, which adds to 16 sums. */
 #define TILE(NUM_R, NUM_O, FROM, TO, R)                                                           \
     do {                                                                                          \
         vf acc[NUM_R][NUM_O];                                                                     \
@@ -208,7 +209,8 @@ INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
             for (int b = 0; b < NUM_O; b++) {                                                     \
                 wv[b] = GET_W((o + b) * p->in + i);                                               \
                 if (FROM <= b && b < TO)                                                          \
-                    __builtin_prefetch(at(p->w, (o + NUM_O + b) * p->in + i, kind));              \
+                    __builtin_prefetch(at(p->w, (o + NUM_O + FROM) * p->in + i * (TO - FROM)      \
+                                          + (b - FROM) * WIDTH, kind), 0, NUM_R < 4 ? 0 : 3);     \
             }                                                                                     \
             for (int a = 0; a < NUM_R; a++) {                                                     \
                 VECTOR xv = GET_X((R + a) * p->in + i);                                           \

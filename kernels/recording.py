@@ -1,11 +1,12 @@
-"""A pass noted down as the kernels it calls, and done again without Python.
+"""A pass noted down and done again without Python: the same operations on the same memory, over
+what lies there by then.
 
-What a CUDA graph is on a GPU: the same operations on the same memory, over what lies there by then.
+On a CPU as the kernels it calls, on a GPU as a CUDA graph (`cuda_graph.py`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Recording", "Scratch", "Unrecordable", "record"]
+__all__ = [
+    "KernelRecorder",
+    "Playable",
+    "Recorder",
+    "Recording",
+    "Scratch",
+    "Unrecordable",
+    "record",
+]
 
 _ALIGN = 64
 _CHUNK_BYTES = 1 << 18
@@ -28,6 +37,35 @@ _CHUNK_BYTES = 1 << 18
 
 class Unrecordable(Exception):
     """Something was computed by another operation than the compiled kernels."""
+
+
+class Playable(Protocol):
+    """Something that was recorded. output: what the function returned then, and what `play` fills;
+    until the next playing."""
+
+    @property
+    def output(self) -> Tensor: ...
+
+    def play(self) -> Tensor:
+        """Do it all again; returns `output`."""
+        ...
+
+
+class Recorder(Protocol):
+    """A way to record. bounds_keys: whether the number of keys that attention goes through is part
+    of what is recorded."""
+
+    bounds_keys: bool
+
+    def record(self, compute: Callable[[], Tensor]) -> Playable:
+        """Run `compute` once, and note down what it does. Raises Unrecordable; by then part of it
+        is done."""
+        ...
+
+    def next_block(self) -> None:
+        """To be called by `compute` where what was made in the turn before the last is not needed
+        any more."""
+        ...
 
 
 class Scratch:
@@ -104,6 +142,24 @@ class Recording:
         """Do it all again, on what lies in the same memory by now; returns `output`."""
         self._tape.play(torch.get_num_threads())
         return self.output
+
+
+class KernelRecorder:
+    """Records compiled kernels, with one piece of memory for what all recordings make on the way:
+    no two may be played at the same time."""
+
+    bounds_keys = False
+
+    def __init__(self) -> None:
+        self._scratch = Scratch()
+
+    def record(self, compute: Callable[[], Tensor]) -> Recording:
+        """As `Recorder` says."""
+        return record(compute, self._scratch)
+
+    def next_block(self) -> None:
+        """As `Recorder` says."""
+        self._scratch.turn()
 
 
 def record(compute: Callable[[], Tensor], scratch: Scratch) -> Recording:

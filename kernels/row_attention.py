@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,38 +16,55 @@ if rows.IS_COMPILED:
     from agentcache.kernels import _rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["KeyRuns", "attend", "attend_reference"]
 
 _SPLITS = 8
 """Most parts that the keys of a row are gone through in, as in `_rows.h`."""
+_GATHERED_BYTES = 64 << 20
+"""Most memory for keys and values that are gathered."""
 _LANES = 16
 """Numbers that the compiled loops take at a time; widths of keys and values are multiples of it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class KeyRuns:
     """Where the keys of each of several rows lie. pairs: [num, 2] int64, start and length of runs
-    of slots, row after row. firsts: [R + 1] int64, the first run of each row and the end."""
+    of slots, row after row. firsts: [R + 1] int64, the first run of each row and the end. most: no
+    row has more keys."""
 
     pairs: Tensor
     firsts: Tensor
+    most: int
 
     @classmethod
-    def of(cls, runs: Sequence[Sequence[tuple[int, int]]]) -> KeyRuns:
+    def of(
+        cls, runs: Sequence[Sequence[tuple[int, int]]], device: torch.device | None = None
+    ) -> KeyRuns:
         """By (start, length) for each row."""
         firsts = [0]
         for own in runs:
             firsts.append(firsts[-1] + len(own))
+        pairs = [pair for own in runs for pair in own]
         return cls(
-            torch.tensor([pair for own in runs for pair in own], dtype=torch.int64),
-            torch.tensor(firsts, dtype=torch.int64),
+            torch.tensor(pairs, dtype=torch.int64, device=device),
+            torch.tensor(firsts, dtype=torch.int64, device=device),
+            max(sum(num for _, num in own) for own in runs),
         )
 
-    def __iter__(self) -> Iterator[list[list[int]]]:
-        pairs, firsts = self.pairs.tolist(), self.firsts.tolist()
-        return (pairs[a:b] for a, b in pairwise(firsts))
+    @cached_property
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """The slot of each key of each row, [R, most] int64, and whether there is one. Where there
+        is none it says the row's last. Nothing of it is read on the host."""
+        lengths = self.pairs[:, 1]
+        ends = lengths.cumsum(0)
+        bounds = torch.cat([ends.new_zeros(1), ends])[self.firsts]
+        at = bounds[:-1, None] + torch.arange(self.most, device=ends.device)
+        is_there = at < bounds[1:, None]
+        at = at.minimum(bounds[1:, None] - 1)
+        run = torch.searchsorted(ends, at, right=True)
+        return self.pairs[run, 0] + at - (ends - lengths)[run], is_there
 
 
 def attend_reference(
@@ -60,22 +77,18 @@ def attend_reference(
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """The formula in float32, row by row. Shapes as in `attend`."""
-    group = q.shape[1] // keys.shape[1]
-    out = []
-    for query, own in zip(q.float(), runs, strict=True):
-        k, v = (
-            torch.cat([each[at : at + num] for at, num in own]).float().repeat_interleave(group, 1)
-            for each in (keys, values)
-        )
-        scores = torch.einsum("hd,nhd->hn", query, k) * scale
-        if soft_cap is not None:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        if sinks is not None:
-            scores = torch.cat([scores, sinks.float()[:, None]], 1)
-        weights = scores.softmax(-1)[:, : len(k)]
-        out.append(torch.einsum("hn,nhd->hd", weights, v))
-    return torch.stack(out).to(q.dtype)
+    """The formula in float32. Shapes as in `attend`; all keys of all rows are gathered at once."""
+    slots, is_there = runs.slots
+    q_heads = q.float().unflatten(1, (keys.shape[1], -1))
+    scores = torch.einsum("rhgd,rnhd->rhgn", q_heads, keys[slots].float()) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores = scores.masked_fill(~is_there[:, None, None], float("-inf"))
+    if sinks is not None:
+        column = sinks.float().view(keys.shape[1], -1, 1).expand(len(q), -1, -1, -1)
+        scores = torch.cat([scores, column], -1)
+    weights = scores.softmax(-1)[..., : runs.most]
+    return torch.einsum("rhgn,rnhd->rhgd", weights, values[slots].float()).flatten(1, 2).to(q.dtype)
 
 
 def attend(
@@ -94,12 +107,13 @@ def attend(
     distance apart, Hkv divides Hq. runs: where the keys of each row lie, its own included.
     sinks: [Hq] logits that only join the denominator. soft_cap: bounds the scaled scores:
     `soft_cap * tanh(score / soft_cap)`. Returns [R, Hq, Dv]. Parts of long sequences merge by
-    their log-sum-exp (arXiv:2205.14135).
+    their log-sum-exp (arXiv:2205.14135). Where there is no compiled form keys are gathered, some at
+    a time, without anything being read on the host.
     """
     num_rows, num_heads, key_dim = q.shape
     kv_heads, value_dim = values.shape[1:]
     if not _attends(q, keys, values):
-        return attend_reference(q, keys, values, runs, scale=scale, sinks=sinks, soft_cap=soft_cap)
+        return _attend_gathered(q, keys, values, runs, scale, sinks, soft_cap)
     is_ready = q.dtype == torch.float32 and q.stride()[1:] == (key_dim, 1)
     wide = q if is_ready else as_type(q, torch.float32)
     part = torch.empty(num_rows * _SPLITS * num_heads * (value_dim + 2))
@@ -128,6 +142,39 @@ def attend(
         torch.get_num_threads(),
     )
     return as_type(y, q.dtype)
+
+
+def _attend_gathered(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    runs: KeyRuns,
+    scale: float,
+    sinks: Tensor | None,
+    soft_cap: float | None,
+) -> Tensor:
+    """By PyTorch, with memory for as many keys at a time as `_GATHERED_BYTES` holds. What was found
+    so far is kept as its largest score, and sums over `exp(score - largest)`."""
+    slots, is_there = runs.slots
+    q_heads = q.float().unflatten(1, (keys.shape[1], -1))
+    largest = q_heads.new_full(q_heads.shape[:-1], float("-inf"))
+    total, y = torch.zeros_like(largest), q_heads.new_zeros((*largest.shape, values.shape[2]))
+    if sinks is not None:
+        largest = sinks.float().view(keys.shape[1], -1).expand_as(largest)
+        total = torch.ones_like(largest)
+    key_bytes = 4 * len(q) * keys.shape[1] * (keys.shape[2] + values.shape[2])
+    num = max(1, _GATHERED_BYTES // key_bytes)
+    for some, there in zip(slots.split(num, 1), is_there.split(num, 1), strict=True):
+        scores = torch.einsum("rhgd,rnhd->rhgn", q_heads, keys[some].float()) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        scores = scores.masked_fill(~there[:, None, None], float("-inf"))
+        before, largest = largest, largest.maximum(scores.amax(-1))
+        kept, weights = (before - largest).exp(), (scores - largest[..., None]).exp()
+        total = total * kept + weights.sum(-1)
+        found = torch.einsum("rhgn,rnhd->rhgd", weights, values[some].float())
+        y = y * kept[..., None] + found
+    return (y / total[..., None]).flatten(1, 2).to(q.dtype)
 
 
 def _attends(q: Tensor, keys: Tensor, values: Tensor) -> bool:

@@ -136,16 +136,17 @@ def mix_reference(
     *,
     gated: bool = True,
 ) -> Tensor:
-    """The formula in float32, row by row. Shapes as in `mix`."""
-    y = torch.zeros(len(x), down.shape[1])
-    for row, (experts, shares) in enumerate(zip(chosen.tolist(), weights.tolist(), strict=True)):
-        for expert, share in zip(experts, shares, strict=True):
-            opened = up[expert].float() @ x[row].float()
-            gate, *others = opened.chunk(2) if gated else (opened,)
-            inner = gate if act is None else act(gate)
-            for other in others:
-                inner = inner * other
-            y[row] += share * (down[expert].float() @ inner)
+    """The formula in float32, with the weights of one expert of each row at a time. Shapes as in
+    `mix`; nothing is read on the host."""
+    wide = x.float()[:, :, None]
+    y = torch.zeros((len(x), down.shape[1]), device=x.device)
+    for experts, shares in zip(chosen.unbind(1), weights.float().unbind(1), strict=True):
+        opened = (up[experts].float() @ wide)[:, :, 0]
+        gate, *others = opened.chunk(2, -1) if gated else (opened,)
+        inner = gate if act is None else act(gate)
+        for other in others:
+            inner = inner * other
+        y += shares[:, None] * (down[experts].float() @ inner[:, :, None])[:, :, 0]
     return y.to(x.dtype)
 
 
@@ -164,10 +165,9 @@ def mix(
 
     x: [R, width]. chosen, weights: [R, n], as `route` gives them. up: [E, 2 I, width], gates and
     then inputs, or [E, I, width] without gates. down: [E, width, I]. Returns [R, width] in x's
-    dtype; `mixes` says whether there is a compiled form. A row comes out the same whatever other
-    rows there are.
+    dtype. A row comes out the same whatever other rows there are.
     """
-    if not mixes(x, up, down, act):
+    if not _mixes(x, up, down, act):
         return mix_reference(x, chosen, weights, up, down, act, gated=gated)
     num = chosen.shape[1]
     opened = _selected(as_type(x, torch.float32), up, chosen, num)
@@ -178,6 +178,14 @@ def mix(
 
 
 def mixes(x: Tensor, up: Tensor, down: Tensor, act: Act | None) -> bool:
+    """Whether these are better given to `mix` than brought together by their experts: a few rows
+    for the compiled form, or on a device other than a CPU, where how many rows an expert has cannot
+    be known without waiting."""
+    on_device = rows.steps_apart(x) and not rows.takes(x)
+    return _mixes(x, up, down, act) or (on_device and len(x) <= rows.MOST_ROWS)
+
+
+def _mixes(x: Tensor, up: Tensor, down: Tensor, act: Act | None) -> bool:
     """Whether the compiled form takes these."""
     return (
         _is_few(x)

@@ -33,6 +33,7 @@ __all__ = [
     "linear_reference",
     "rms_norm",
     "rms_norm_reference",
+    "steps_apart",
     "takes",
     "way_of_many",
 ]
@@ -106,6 +107,13 @@ def _seconds(compute: Callable[[], object]) -> float:
 def takes(tensor: Tensor) -> bool:
     """Whether the compiled forms take this: float32 or bfloat16 on a CPU."""
     return IS_COMPILED and tensor.is_cpu and tensor.dtype in _FLOATS
+
+
+def steps_apart(tensor: Tensor) -> bool:
+    """Whether one token each of several sequences goes by operations of its own, which find states
+    and keys by numbers in tensors: the compiled forms on a CPU, and on other devices, where such a
+    step can be captured whole."""
+    return takes(tensor) or not tensor.is_cpu
 
 
 def linear_reference(

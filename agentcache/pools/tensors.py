@@ -98,6 +98,10 @@ class TensorPools:
         self._fill(slice(None))  # a row nobody used is before the first token as well
 
     @property
+    def device(self) -> torch.device:
+        return self._arena.device
+
+    @property
     def state_pages(self) -> int:
         return self.sizes.state_pages
 
@@ -127,7 +131,7 @@ class TensorPools:
             entries[target, :whole] = entries[source, :whole]
 
     def save_state(self, row: int, pages: IntArray) -> None:
-        index, packing = torch.from_numpy(pages.astype("int64")), self._packing
+        index, packing = self._index(pages), self._packing
         source = self._row_pages(row)
         if packing is not None and len(pages) < self.row_pages:
             packing.pack(self._rows[row], self._packed.view(-1))
@@ -135,7 +139,7 @@ class TensorPools:
         self._words(self._arena).index_copy_(0, index, source)
 
     def load_state(self, pages: IntArray, row: int) -> None:
-        index, packing = torch.from_numpy(pages.astype("int64")), self._packing
+        index, packing = self._index(pages), self._packing
         if packing is not None and len(pages) < self.row_pages:
             torch.index_select(self._words(self._arena), 0, index, out=self._words(self._packed))
             packing.unpack(self._packed.view(-1), self._rows[row])
@@ -154,7 +158,7 @@ class TensorPools:
 
     def on_free(self, pages: IntArray) -> None:
         if self._poison:
-            index = torch.from_numpy(pages.astype("int64"))
+            index = self._index(pages)
             for memory in (self._arena, *self._beside.values()):
                 memory[index] = _NAN_BYTE
 
@@ -194,6 +198,9 @@ class TensorPools:
         """One state tensor of all rows, [rows, *shape]."""
         flat = self._rows[:, at : at + spec.num_bytes].view(spec.dtype)
         return flat.view(len(flat), *spec.shape)
+
+    def _index(self, pages: IntArray) -> torch.Tensor:
+        return torch.from_numpy(pages.astype("int64")).to(self.device)
 
     def _row_pages(self, row: int) -> torch.Tensor:
         return self._words(self._rows)[row].view(self.row_pages, -1)

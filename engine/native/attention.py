@@ -54,7 +54,7 @@ class Attention:
         places = tokens.places(self.kind)
         places.store(keys, k)
         places.store(values, v)
-        steps = 0 if tokens.exact or not rows.IS_COMPILED else tokens.steps
+        steps = tokens.steps if rows.steps_apart(q) and not tokens.exact else 0
         if steps == len(q):
             return self._leave(self._step_all(q, keys, values, places), gate)
         out = torch.empty_like(q)

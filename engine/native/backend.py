@@ -12,6 +12,9 @@ from agentcache.engine.native.packing import Pass
 from agentcache.engine.native.steps import RecordedSteps, is_recordable
 from agentcache.engine.native.weights import Weights
 from agentcache.errors import UnsupportedModel, UnsupportedOption
+from agentcache.kernels import rows
+from agentcache.kernels.cuda_graph import CudaGraphRecorder
+from agentcache.kernels.recording import KernelRecorder
 
 if TYPE_CHECKING:
     from agentcache.engine.backend import Batch
@@ -27,16 +30,18 @@ def has_native(model_type: str) -> bool:
 class NativeBackend:
     """Takes a loaded causal LM over: from here on its weights are ours.
 
-    Spans of any length share a pass. rounding_error: what rounding its weights has moved logits by,
+    Spans of any length share a pass. cuda_graphs: decode steps are captured, once for each number of
+    sequences and power of two of keys. rounding_error: what rounding its weights has moved logits by,
     in units of their deviation, root mean square.
 
-    Raises UnsupportedModel where its family has no description here or the model is not proven, and
-    ModelError where description and weights do not fit.
+    Raises UnsupportedModel where its family has no description here or the model is not proven,
+    ModelError where description and weights do not fit, and UnsupportedOption where there is nothing
+    to capture graphs with.
     """
 
     max_extend_batch = 64
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, cuda_graphs: bool = False) -> None:
         model.eval()
         config = text_config(model.config)
         self.model_type: str = config.model_type
@@ -54,10 +59,10 @@ class NativeBackend:
         self.kv_layout = description.kv
         self.state_layout = description.state
         weights = Weights.of(model)
-        with torch.no_grad():
+        with torch.no_grad(), self.device:  # what is made on the way lies beside the weights
             self._model = NATIVE[self.model_type](config, weights)
         weights.check_all_used()
-        self._steps = self._recorded_steps()
+        self._steps = self._graphs() if cuda_graphs else self._recorded_steps()
 
     def round_weights(self) -> int:
         """Keep the weights of linear maps as int8, all but the head's; returns how many weights.
@@ -91,8 +96,23 @@ class NativeBackend:
     @torch.inference_mode()
     def _recorded_steps(self) -> RecordedSteps | None:
         """Where every operation of a step is a kernel that can be recorded."""
-        if self.device.type == "cpu" and is_recordable(
-            self._model, self.kv_layout, self.state_layout
-        ):
-            return RecordedSteps(self._model)
-        return None
+        if self.device.type != "cpu" or not rows.IS_COMPILED:
+            return None
+        recorder = KernelRecorder()
+        if not is_recordable(self._model, self.kv_layout, self.state_layout, recorder, self.device):
+            return None
+        return RecordedSteps(self._model, recorder)
+
+    @torch.inference_mode()
+    def _graphs(self) -> RecordedSteps:
+        if self.device.type != "cuda":
+            raise UnsupportedOption(
+                f"cuda_graphs is for models on a CUDA device, and this one is on {self.device}"
+            )
+        recorder = CudaGraphRecorder(self.device)
+        if not is_recordable(self._model, self.kv_layout, self.state_layout, recorder, self.device):
+            raise UnsupportedOption(
+                f"a decode step of this {self.model_type} model cannot be captured as a graph; "
+                "leave cuda_graphs out"
+            )
+        return RecordedSteps(self._model, recorder)

@@ -43,16 +43,17 @@ class Run:
 class KVPlaces:
     """Where one kind of KV lies. slots: of the new tokens [N], or their start where they are
     neighbours. history: per span the runs (start, length) that its first token sees. seen: per span
-    of one token the runs of all that it sees, itself included."""
+    of one token the runs of all that it sees, itself included. device: of the KV."""
 
     slots: Tensor | int
     history: tuple[tuple[tuple[int, int], ...], ...]
     seen: tuple[tuple[tuple[int, int], ...], ...]
+    device: torch.device
 
     @cached_property
     def of_steps(self) -> KeyRuns:
         """All that the spans of one token see."""
-        return KeyRuns.of(self.seen)
+        return KeyRuns.of(self.seen, self.device)
 
     def store(self, target: Tensor, new: Tensor) -> None:
         """Write [N, heads, dim] into the new tokens' slots of `target` [slots, heads, dim]."""
@@ -127,7 +128,8 @@ class Pass:
     @cached_property
     def step_rows(self) -> Tensor:
         """Rows of the spans of one token, [steps] int64."""
-        return torch.tensor([span.row for span in self.spans[: self.steps]], dtype=torch.int64)
+        given = [span.row for span in self.spans[: self.steps]]
+        return torch.tensor(given, dtype=torch.int64, device=self.ids.device)
 
     @cached_property
     def behind_steps(self) -> Runs:
@@ -180,7 +182,7 @@ class Pass:
             if len(span.ids) == 1:
                 seen.append(tuple(pages.runs(first, span.stop)))
             fresh.extend(pages.runs(span.start, span.stop))
-        if len(fresh) == 1:
-            return KVPlaces(fresh[0][0], tuple(history), tuple(seen))
-        slots = torch.cat([torch.arange(at, at + num) for at, num in fresh])
-        return KVPlaces(slots.to(self.ids.device), tuple(history), tuple(seen))
+        slots: Tensor | int = fresh[0][0]
+        if len(fresh) > 1:
+            slots = torch.cat([torch.arange(at, at + num) for at, num in fresh]).to(self.ids.device)
+        return KVPlaces(slots, tuple(history), tuple(seen), self.ids.device)

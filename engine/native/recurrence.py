@@ -79,9 +79,9 @@ def apart(
     """Spans of one token by a kernel that takes all their states where they lie, others otherwise.
 
     inputs: [N, ...] each. step(tokens, *inputs): of those spans. extend(tokens, *inputs): of the
-    others, and of all where there are no compiled kernels.
+    others, and of all where steps do not go apart (`rows.steps_apart`).
     """
-    steps = tokens.steps if rows.takes(inputs[0]) else 0
+    steps = tokens.steps if rows.steps_apart(inputs[0]) else 0
     if not steps:
         return extend(tokens, *inputs)
     y = step(tokens, *(each[:steps] for each in inputs))

@@ -35,7 +35,8 @@ class Rope:
     def of(
         cls, config: Any, width: int, kind: str | None = None, *, in_turns: bool = False
     ) -> Rope:
-        """By a config of transformers; width: of a head. kind: of layers, where they differ."""
+        """By a config of transformers; width: of a head. kind: of layers, where they differ. On
+        torch's default device."""
         given = dict(config.rope_parameters)
         if kind is not None and kind in given:
             given = dict(given[kind])
@@ -45,12 +46,13 @@ class Rope:
             powers = torch.arange(0, turned, 2, dtype=torch.float32) / turned
             return cls(given["rope_theta"] ** -powers, in_turns=in_turns)
         options = {} if kind is None else {"layer_type": kind}
-        frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), **options)
+        device = torch.get_default_device()
+        frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](config, device, **options)
         return cls(frequencies, scale, in_turns)
 
     def turn(self, x: Tensor, tokens: Pass) -> Tensor:
         """[N, heads, D] with its positions in it."""
-        if len(x) <= rows.MOST_ROWS and rows.takes(x):
+        if len(x) <= rows.MOST_ROWS and rows.takes(x):  # others' angles are made once a pass
             return rotate(
                 x,
                 tokens.positions,
@@ -69,7 +71,7 @@ class Rope:
         return y if y.shape == x.shape else torch.cat([y, x[..., y.shape[-1] :]], -1)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angles = positions.float()[:, None] * self.frequencies.to(positions.device)
+        angles = positions.float()[:, None] * self.frequencies
         both = (
             torch.repeat_interleave(angles, 2, -1) if self.in_turns else torch.cat([angles] * 2, -1)
         )

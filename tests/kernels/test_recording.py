@@ -54,7 +54,9 @@ class Everything:
         self.up = (20 * drawn(2 * WIDTH, INNER, seed=8)).to(torch.int8)
         self.factor = torch.full((2 * WIDTH,), 1e-2)
         self.ids, self.rows, self.slots = (torch.zeros(num, dtype=torch.int64) for _ in range(3))
-        self.runs = KeyRuns(torch.ones(3 * num, 2, dtype=torch.int64), torch.arange(num + 1))
+        self.runs = KeyRuns(
+            torch.ones(3 * num, 2, dtype=torch.int64), torch.arange(num + 1), most=1
+        )
         self.conv = torch.empty(num + 2, CHANNELS, 3, dtype=dtype)
         self.state = torch.empty(num + 2, HEADS, DIM, STATE)
         self.keys = torch.empty(SLOTS, HEADS, DIM, dtype=dtype)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from testkit.rows import DTYPES, generator, needs_compiled
+from testkit.rows import DTYPES, generator, needs_compiled, runs_of
 from torch import Tensor
 
+from agentcache.kernels import row_attention
 from agentcache.kernels.row_attention import KeyRuns, attend, attend_reference
 
 SCALE = 0.3
@@ -68,7 +69,7 @@ def test_attend_matches_torch(
     keys, values, runs = make_pool(lengths, heads[1], dims, dtype)
     q = make_queries(len(lengths), heads[0], dims[0])
     y = attend(q, keys, values, runs, scale=SCALE)
-    for row, own in enumerate(runs):
+    for row, own in enumerate(runs_of(runs)):
         k, v = (
             torch.cat([each[at : at + num] for at, num in own]).double().transpose(0, 1)
             for each in (keys, values)
@@ -178,8 +179,8 @@ def test_a_row_attends_the_same_alone_and_among_others(dtype: torch.dtype) -> No
     keys, values, runs = make_pool([[300], [2000], [7, 130, 1], [1]], 2, (32, 16), dtype)
     q = make_queries(4, 4, 32)
     y = attend(q, keys, values, runs, scale=SCALE)
-    for row, own in enumerate(runs):
-        single = KeyRuns.of([[(start, num) for start, num in own]])
+    for row, own in enumerate(runs_of(runs)):
+        single = KeyRuns.of([own])
         alone = attend(q[row : row + 1], keys, values, single, scale=SCALE)
         assert torch.equal(y[row], alone[0])
 
@@ -201,7 +202,25 @@ def test_heads_apart_in_memory_take_the_formula(check_close: Any) -> None:
     check_close(attend(q, heads_first, values, runs, scale=SCALE), expected)
 
 
-def test_key_runs_give_back_what_they_were_made_of() -> None:
-    given = [[(5, 3), (9, 4)], [(1, 1)], [(20, 6)]]
-    runs = KeyRuns.of(given)
-    assert [[(start, num) for start, num in own] for own in runs] == given
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gathered_some_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch, check_close: Any
+) -> None:
+    """Where others are longer, a row has no keys at all in the last pieces."""
+    pool, q = make_pool([[300], [7], [1]], 2, (20, 12), torch.float32), make_queries(3, 4, 20)
+    expected = attend_reference(q, *pool, **make_options(name, 4))
+    for num in (1, 7, 299, 301):
+        monkeypatch.setattr(row_attention, "_GATHERED_BYTES", num * 4 * 3 * 2 * 32)
+        check_close(attend(q, *pool, **make_options(name, 4)), expected)
+
+
+def test_slots_of_key_runs() -> None:
+    """Also behind the last run there may be others, as in a step's memory, which nobody has."""
+    runs = KeyRuns.of([[(5, 3), (9, 4)], [(1, 1)], [(20, 6)]])
+    assert runs.most == 7
+    longer = KeyRuns(torch.cat([runs.pairs, torch.tensor([[3, 9]])]), runs.firsts, 8)
+    for each in (runs, longer):
+        slots, is_there = each.slots
+        own = [row[there].tolist() for row, there in zip(slots, is_there, strict=True)]
+        assert own == [[5, 6, 7, 9, 10, 11, 12], [1], [20, 21, 22, 23, 24, 25]]
+        assert slots[1].tolist() == [1] * each.most

@@ -11,37 +11,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from testkit.rows import needs_compiled, runs_of
+from testkit.sequences import STARTS, World, by_pass
 
 from agentcache.engine.backend import Batch, Capture, Span
 from agentcache.engine.families.tiny import VARIANTS, build
 from agentcache.engine.native import steps
 from agentcache.engine.native.backend import NativeBackend
 from agentcache.engine.native.families import NATIVE
-from agentcache.engine.native.packing import Pass
 from agentcache.kernels import rows
-from agentcache.kernels.recording import Recording
-from agentcache.pools.layout import PoolSizes
-from agentcache.pools.table import PageTable
+from agentcache.kernels.recording import KernelRecorder, Recording
 from agentcache.pools.tensors import TensorPools
-from agentcache.types import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from agentcache.types import IntArray
 
-needs_compiled = pytest.mark.skipif(
-    not rows.IS_COMPILED, reason="the compiled forms are not installed"
-)
 COVERED = [name for name, each in VARIANTS.items() if each.text_model_type in NATIVE]
 RECORDABLE: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in COVERED if name != "kimi_linear"},
     "windows": ("gemma3", {"hidden_activation": "silu"}),
     "without experts": ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]}),
 }
-PAGE, ROOM, STARTS = 8, 72, (17, 0, 30, 7, 15)
 
 
 def make_backend(name: str, dtype: torch.dtype = torch.float32) -> NativeBackend:
@@ -82,85 +75,6 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
     monkeypatch.setattr(steps, "_Recorded", counted_keep)
     monkeypatch.setattr(Recording, "play", counted_play)
     return found
-
-
-class World:
-    """Pools full of NaN with sequences in them, whose pages and rows lie in no order.
-
-    Two of one seed are the same to the last bit.
-    """
-
-    def __init__(
-        self,
-        backend: NativeBackend,
-        starts: Sequence[int] = STARTS,
-        *,
-        page: int = PAGE,
-        seed: int = 0,
-    ) -> None:
-        self.backend = backend
-        kv, state = backend.kv_layout, backend.state_layout
-        per_sequence = sum(-(-ROOM // size) for size in kv.page_shape(page).lens.values())
-        sizes = PoolSizes.of(
-            kv,
-            state,
-            num_pages=len(starts) * per_sequence,
-            page_size=page,
-            num_rows=len(starts),
-            num_staging=1,
-        )
-        self.pools = TensorPools(kv, state, sizes, poison=True)
-        for tensor in self.pools.state.values():
-            tensor.fill_(torch.nan)
-        self.rng = np.random.default_rng(seed)
-        pages = self.rng.permutation(np.arange(sizes.num_pages, dtype=np.int32))
-        self.sequences = [
-            self._begin(start, row, own)
-            for start, row, own in zip(
-                starts,
-                self.rng.permutation(len(starts)).tolist(),
-                np.split(pages, len(starts)),
-                strict=True,
-            )
-        ]
-
-    def _begin(self, start: int, row: int, pages: IntArray) -> Span:
-        """A sequence up to where its steps begin; its last step, which was none."""
-        tables = {}
-        for kind, size in self.pools.page_lens.items():
-            own, pages = np.split(pages, [-(-ROOM // size)])
-            tables[kind] = PageTable(size, own)
-        full = tables.get(Kind.FULL.value, PageTable(PAGE, pages[:0]))
-        ids = self.rng.integers(0, 256, start).astype(np.int32)
-        span = Span(ids, 0, full, row, windows=tables)
-        self.pools.clear_state(row)
-        if start:
-            by_pass(self.backend, Batch((span,), self.pools))
-        return span
-
-    def next_spans(self, chosen: Sequence[int]) -> tuple[Span, ...]:
-        """The next token of each of these sequences, in this order."""
-        for at in chosen:
-            span = self.sequences[at]
-            ids = self.rng.integers(0, 256, 1).astype(np.int32)
-            self.sequences[at] = replace(span, ids=ids, start=span.stop, logits_at=(0,))
-        return tuple(self.sequences[at] for at in chosen)
-
-    def step(self, chosen: Sequence[int], **options: Any) -> Tensor:
-        """As the engine computes it; logits, [R, vocab]."""
-        batch = Batch(self.next_spans(chosen), self.pools, **options)
-        return torch.cat(self.backend.forward(batch))
-
-    def passed(self, chosen: Sequence[int]) -> Tensor:
-        """As a pass computes it."""
-        return torch.cat(by_pass(self.backend, Batch(self.next_spans(chosen), self.pools)))
-
-
-def by_pass(backend: NativeBackend, batch: Batch) -> list[Tensor]:
-    """Logits by a pass."""
-    with torch.inference_mode():
-        tokens = Pass(batch, backend.device)
-        return tokens.by_span(backend._model.logits(tokens))
 
 
 def assert_same_memory(one: World, other: World) -> None:
@@ -446,7 +360,7 @@ def test_hundreds_of_steps_take_no_more_memory(counts: Counts) -> None:
         gc.collect()
         assert backend._steps is not None
         num_tensors = sum(type(each) is torch.Tensor for each in gc.get_objects())
-        return backend._steps._scratch.num_bytes, num_tensors
+        return backend._steps._recorder._scratch.num_bytes, num_tensors
 
     first = run(10)
     assert run(100) == first
@@ -491,7 +405,7 @@ def test_trying_a_model_out_leaves_no_pools_behind() -> None:
 @needs_compiled
 def test_a_step_has_only_what_may_be_recorded() -> None:
     world = World(backend_of("llama"))
-    step = steps.Step(world.pools, 2, 3, steps.Scratch())
+    step = steps.Step(world.pools, 2, steps.Room(3, 100))
     assert step.wanted() is None  # type: ignore[func-returns-value]
     for name in ("bounds", "rows", "behind_steps", "spans", "order"):
         with pytest.raises(steps.Unrecordable, match=f"'{name}' is not the same"):
@@ -503,26 +417,26 @@ def test_a_step_has_only_what_may_be_recorded() -> None:
 @needs_compiled
 def test_a_step_takes_spans_in_or_says_that_there_is_no_room() -> None:
     world = World(backend_of("llama"), page=2)
-    step = steps.Step(world.pools, 2, 20, steps.Scratch())
+    step = steps.Step(world.pools, 2, steps.Room(20, 31))
     spans = world.next_spans([2, 0])
     assert step.fill(spans)
     assert step.ids.tolist() == [int(span.ids[0]) for span in spans]
     assert step.positions.tolist() == [30, 17]
     assert step.step_rows.tolist() == [span.row for span in spans]
-    expected = [[list(run) for run in span.table.runs(0, span.stop)] for span in spans]
-    assert list(step.places("full").of_steps) == expected
+    expected = [list(span.table.runs(0, span.stop)) for span in spans]
+    assert runs_of(step.places("full").of_steps) == expected
     own = [next(span.table.runs(span.start, span.stop))[0] for span in spans]
     assert step.places("full").slots.tolist() == own
-    assert not steps.Step(world.pools, 2, 1, steps.Scratch()).fill(spans)
+    for room in (steps.Room(1, 31), steps.Room(20, 30)):
+        assert not steps.Step(world.pools, 2, room).fill(spans)
 
 
 @needs_compiled
 def test_blocks_take_turns_with_the_memory_on_the_way() -> None:
-    scratch = steps.Scratch()
-    step = steps.Step(World(backend_of("llama")).pools, 2, 3, scratch)
+    recorder = KernelRecorder()
     places = []
     for _ in range(4):
-        places.append(scratch.like(torch.empty(100)).data_ptr())
-        step.next_block()
+        places.append(recorder._scratch.like(torch.empty(100)).data_ptr())
+        recorder.next_block()
     assert places[:2] == places[2:]
     assert places[0] != places[1]
