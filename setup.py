@@ -14,7 +14,7 @@ setup(
             ["agentcache/kernels/_rows.pyx"],
             depends=[
                 f"agentcache/kernels/_rows{part}.h"
-                for part in ("", "_gates", "_mixers", "_experts", "_attention", "_moves")
+                for part in ("", "_gates", "_mixers", "_experts", "_attention", "_latent", "_moves")
             ],
             extra_compile_args=["-O3", "-fopenmp", "-Wno-psabi"],
             libraries=["m"],

@@ -389,13 +389,14 @@ static void share_product(const product *p, int phase, int64_t t, int64_t thread
 #include "_rows_mixers.h"
 #include "_rows_experts.h"
 #include "_rows_attention.h"
+#include "_rows_latent.h"
 #include "_rows_moves.h"
 
 /* ---- operations, one after the other ---- */
 
 enum what {
     PRODUCT, NORM, OPEN, GATE, CONVOLVE, MAMBA1, MAMBA2, DELTA, ATTENTION, SUM, MOVE, ROTATE,
-    ROUTE, SELECT, BLEND
+    ROUTE, SELECT, BLEND, ENTER, LATENT, LEAVE
 };
 
 typedef struct {
@@ -416,12 +417,20 @@ typedef struct {
         routing routing;
         selection selection;
         blending blending;
+        entering entering;
+        latent_attention latent;
+        leaving leaving;
     };
 } operation;
 
+static int64_t keys_of_all(const int64_t *runs, const int64_t *first_run, int64_t rows) {
+    int64_t num = 0;
+    for (int64_t r = 0; r < rows; r++) num += num_keys(runs, first_run, r);
+    return num;
+}
+
 /* Multiplications, or as much; 0 where one thread does it all. */
 static int64_t work_of(const operation *o) {
-    int64_t keys = 0;
     switch (o->what) {
     case PRODUCT: return o->product.rows * o->product.in * o->product.out;
     case NORM: return o->norm.rows * o->norm.inner * o->norm.num;
@@ -435,11 +444,15 @@ static int64_t work_of(const operation *o) {
     case DELTA:
         return o->delta.conv.rows * o->delta.heads * o->delta.key_dim * o->delta.value_dim;
     case ATTENTION:
-        for (int64_t n = 0; n < o->attention.first_run[o->attention.rows]; n++)
-            keys += o->attention.runs[2 * n + 1];
-        return keys * o->attention.heads * o->attention.D;
+        return keys_of_all(o->attention.runs, o->attention.first_run, o->attention.rows)
+               * o->attention.heads * o->attention.D;
     case SELECT: return o->selection.rows * o->selection.in * o->selection.out;
     case BLEND: return o->blending.rows * o->blending.num * o->blending.width;
+    case ENTER: return o->entering.rows * o->entering.heads * o->entering.K * o->entering.rank;
+    case LATENT:
+        return keys_of_all(o->latent.runs, o->latent.first_run, o->latent.rows)
+               * o->latent.heads * o->latent.width;
+    case LEAVE: return o->leaving.rows * o->leaving.heads * o->leaving.V * o->leaving.rank;
     default: return 0;
     }
 }
@@ -450,7 +463,8 @@ static int phases_of(const operation *o) {
     switch (o->what) {
     case MAMBA2:
     case DELTA:
-    case ATTENTION: return 2;
+    case ATTENTION:
+    case LATENT: return 2;
     case PRODUCT: return o->product.narrow && !is_by_pairs(&o->product) ? 2 : 1;
     default: return 1;
     }
@@ -474,6 +488,9 @@ static void share(const operation *o, int phase, int64_t part, int64_t parts) {
     case ROUTE: share_routing(&o->routing, part, parts); break;
     case SELECT: share_selection(&o->selection, part, parts); break;
     case BLEND: share_blending(&o->blending, part, parts); break;
+    case ENTER: share_entering(&o->entering, part, parts); break;
+    case LATENT: share_latents(&o->latent, phase, part, parts); break;
+    case LEAVE: share_leaving(&o->leaving, part, parts); break;
     }
 }
 

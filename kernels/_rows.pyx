@@ -12,7 +12,7 @@ from threading import get_ident
 cdef extern from "_rows.h" nogil:
     enum:
         PRODUCT, NORM, OPEN, GATE, CONVOLVE, MAMBA1, MAMBA2, DELTA, ATTENTION, SUM, MOVE, ROTATE
-        ROUTE, SELECT, BLEND
+        ROUTE, SELECT, BLEND, ENTER, LATENT, LEAVE
         F32
 
     ctypedef struct product:
@@ -159,6 +159,32 @@ cdef extern from "_rows.h" nogil:
         int64_t rows, num, width
         int kind, y_kind
 
+    ctypedef struct entering:
+        const float *q
+        const void *w
+        float *y
+        int64_t rows, heads, K, S, rank, width, w_stride
+        int kind
+
+    ctypedef struct latent_attention:
+        const float *q
+        const void *latents
+        const void *shared
+        const int64_t *runs
+        const int64_t *first_run
+        float *y
+        float *part
+        int64_t rows, heads, rank, S, width, latent_stride, shared_stride
+        float scale
+        int kind
+
+    ctypedef struct leaving:
+        float *x
+        const void *w
+        void *y
+        int64_t rows, heads, V, rank, w_stride
+        int kind, y_kind
+
     ctypedef struct operation:
         int what
         product product
@@ -176,6 +202,9 @@ cdef extern from "_rows.h" nogil:
         routing routing
         selection selection
         blending blending
+        entering entering
+        latent_attention latent
+        leaving leaving
 
     enum: MOST_PHASES
 
@@ -504,4 +533,50 @@ def blend(
     o.blending.x, o.blending.weights = <const void *>x, <const float *>weights
     o.blending.y, o.blending.rows, o.blending.num = <void *>y, rows, num
     o.blending.width, o.blending.kind, o.blending.y_kind = width, kind, y_kind
+    _do(&o, threads)
+
+
+def enter_latents(
+    uintptr_t q, uintptr_t w, int kind, int64_t w_stride, uintptr_t y, int64_t rows, int64_t heads,
+    int64_t key_dim, int64_t shared_dim, int64_t rank, int64_t width, int threads,
+):
+    """y [rows, heads, width]: what of queries meets latents, what meets shared keys, then zeros."""
+    cdef operation o
+    o.what = ENTER
+    o.entering.q, o.entering.w, o.entering.y = <const float *>q, <const void *>w, <float *>y
+    o.entering.rows, o.entering.heads = rows, heads
+    o.entering.K, o.entering.S, o.entering.rank = key_dim, shared_dim, rank
+    o.entering.width, o.entering.w_stride, o.entering.kind = width, w_stride, kind
+    _do(&o, threads)
+
+
+def attend_latents(
+    uintptr_t q, uintptr_t latents, uintptr_t shared, int kind, int64_t latent_stride,
+    int64_t shared_stride, uintptr_t runs, uintptr_t first_run, int64_t rows, int64_t heads,
+    int64_t rank, int64_t shared_dim, int64_t width, float scale, uintptr_t part, uintptr_t y,
+    int threads,
+):
+    """y [heads, rows, rank]: each row's attention to the latents in its runs of slots."""
+    cdef operation o
+    cdef latent_attention a
+    a.q, a.latents, a.shared = <const float *>q, <const void *>latents, <const void *>shared
+    a.runs, a.first_run = <const int64_t *>runs, <const int64_t *>first_run
+    a.y, a.part, a.rows, a.heads = <float *>y, <float *>part, rows, heads
+    a.rank, a.S, a.width = rank, shared_dim, width
+    a.latent_stride, a.shared_stride, a.scale, a.kind = latent_stride, shared_stride, scale, kind
+    o.what, o.latent = LATENT, a
+    _do(&o, threads)
+
+
+def leave_latents(
+    uintptr_t x, uintptr_t w, int kind, int64_t w_stride, uintptr_t y, int y_kind, int64_t rows,
+    int64_t heads, int64_t value_dim, int64_t rank, int threads,
+):
+    """y [rows, heads, value_dim] = x [heads, rows, rank] @ w [heads, value_dim, rank].T."""
+    cdef operation o
+    o.what = LEAVE
+    o.leaving.x, o.leaving.w, o.leaving.y = <float *>x, <const void *>w, <void *>y
+    o.leaving.rows, o.leaving.heads = rows, heads
+    o.leaving.V, o.leaving.rank, o.leaving.w_stride = value_dim, rank, w_stride
+    o.leaving.kind, o.leaving.y_kind = kind, y_kind
     _do(&o, threads)

@@ -81,18 +81,23 @@ INLINE void attend_chunk(const attention *a, const float *q, const void *k, cons
     }
 }
 
+INLINE int64_t num_keys(const int64_t *runs, const int64_t *first_run, int64_t r) {
+    int64_t num = 0;
+    for (int64_t n = first_run[r]; n < first_run[r + 1]; n++) num += runs[2 * n + 1];
+    return num;
+}
+
 /* In how many parts a row's keys are gone through: by their number alone. */
-INLINE int64_t splits_of(const attention *a, int64_t r) {
-    int64_t total = 0;
-    for (int64_t n = a->first_run[r]; n < a->first_run[r + 1]; n++) total += a->runs[2 * n + 1];
-    int64_t splits = total / (CHUNK * CHUNKS_PER_SPLIT);
+INLINE int64_t splits_of(int64_t num_keys) {
+    int64_t splits = num_keys / (CHUNK * CHUNKS_PER_SPLIT);
     return splits < 1 ? 1 : splits > SPLITS ? SPLITS : splits;
 }
 
 /* One of those parts, for one head of keys. */
 INLINE void attend(const attention *a, int64_t r, int64_t kv, int64_t split, float *scores,
                    int kind) {
-    int64_t group = a->heads / a->kv_heads, width = a->Dv + 2, total = 0, splits = splits_of(a, r);
+    int64_t group = a->heads / a->kv_heads, width = a->Dv + 2;
+    int64_t total = num_keys(a->runs, a->first_run, r), splits = splits_of(total);
     float *out = a->part + ((r * SPLITS + split) * a->heads + kv * group) * width;
     if (split >= splits) return;
     for (int64_t g = 0; g < group; g++) {
@@ -100,7 +105,6 @@ INLINE void attend(const attention *a, int64_t r, int64_t kv, int64_t split, flo
         out[g * width + a->Dv] = -INFINITY;
         out[g * width + a->Dv + 1] = 0;
     }
-    for (int64_t n = a->first_run[r]; n < a->first_run[r + 1]; n++) total += a->runs[2 * n + 1];
     int64_t chunks = (total + CHUNK - 1) / CHUNK;
     int64_t from = CHUNK * (chunks * split / splits), to = CHUNK * (chunks * (split + 1) / splits);
     int64_t size = kind == F32 ? 4 : 2, seen = 0;
@@ -125,25 +129,24 @@ CLONES static void attend_bf16(const attention *a, int64_t r, int64_t kv, int64_
     attend(a, r, kv, split, s, BF16);
 }
 
-CLONES static void merge(const attention *a, int64_t r, int64_t h) {
-    int64_t width = a->Dv + 2, step = a->heads * width, splits = splits_of(a, r);
-    const float *part = a->part + (r * SPLITS * a->heads + h) * width;
-    float top = a->sinks ? a->sinks[h] : -INFINITY, total;
+/* y [Dv]: what was found in so many parts, each [Dv + 2] and `step` behind the one before. */
+CLONES static void merge(const float *part, int64_t step, int64_t splits, int64_t Dv,
+                         const float *sink, float *y) {
+    float top = sink ? *sink : -INFINITY, total;
     for (int64_t s = 0; s < splits; s++)
-        if (part[s * step + a->Dv] > top) top = part[s * step + a->Dv];
-    total = a->sinks ? expf(a->sinks[h] - top) : 0.0f;
-    float *y = a->y + (r * a->heads + h) * a->Dv;
-    memset(y, 0, a->Dv * 4);
+        if (part[s * step + Dv] > top) top = part[s * step + Dv];
+    total = sink ? expf(*sink - top) : 0.0f;
+    memset(y, 0, Dv * 4);
     for (int64_t s = 0; s < splits; s++) {
         const float *o = part + s * step;
-        if (o[a->Dv + 1] == 0) continue;
-        float factor = expf(o[a->Dv] - top);
-        total += o[a->Dv + 1] * factor;
-        for (int64_t i = 0; i < a->Dv; i += LANES)
+        if (o[Dv + 1] == 0) continue;
+        float factor = expf(o[Dv] - top);
+        total += o[Dv + 1] * factor;
+        for (int64_t i = 0; i < Dv; i += LANES)
             store(y + i, load(y, i, F32) + load(o, i, F32) * factor);
     }
     if (total != 0)
-        for (int64_t i = 0; i < a->Dv; i++) y[i] /= total;
+        for (int64_t i = 0; i < Dv; i++) y[i] /= total;
 }
 
 static void share_attention(const attention *a, int phase, int64_t t, int64_t threads) {
@@ -159,6 +162,10 @@ static void share_attention(const attention *a, int phase, int64_t t, int64_t th
         }
         return;
     }
-    for (int64_t u = all * t / threads; u < all * (t + 1) / threads; u++)
-        merge(a, u / a->heads, u % a->heads);
+    for (int64_t u = all * t / threads; u < all * (t + 1) / threads; u++) {
+        int64_t r = u / a->heads, h = u % a->heads, width = a->Dv + 2;
+        merge(a->part + (r * SPLITS * a->heads + h) * width, a->heads * width,
+              splits_of(num_keys(a->runs, a->first_run, r)), a->Dv, a->sinks ? a->sinks + h : NULL,
+              a->y + u * a->Dv);
+    }
 }

@@ -19,6 +19,7 @@ from row_cases import (
     row_attention_cases,
     row_experts_cases,
     row_gates_cases,
+    row_latent_cases,
     row_moves_cases,
     rows_cases,
 )
@@ -458,6 +459,7 @@ REGISTRY: dict[str, Callable[[], Iterator[Case]]] = {
     "row_attention": row_attention_cases,
     "row_experts": row_experts_cases,
     "row_gates": row_gates_cases,
+    "row_latent": row_latent_cases,
     "row_moves": row_moves_cases,
     "rows": rows_cases,
     "selective_scan": _selective_scan_cases,

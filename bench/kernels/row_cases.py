@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from _cases import Case, alone, moving
 
+from agentcache.kernels import row_latent
 from agentcache.kernels.mamba2_step import mamba2_step, mamba2_step_reference
 from agentcache.kernels.recording import Scratch, record
 from agentcache.kernels.row_attention import KeyRuns, attend, attend_reference
@@ -28,6 +29,7 @@ __all__ = [
     "row_attention_cases",
     "row_experts_cases",
     "row_gates_cases",
+    "row_latent_cases",
     "row_moves_cases",
     "rows_cases",
 ]
@@ -194,6 +196,45 @@ def _attention(num_rows: int, num_keys: int) -> Case:
 
     others = {"torch": alone(row_by_row)}
     return Case(f"R{num_rows} K{num_keys}", num_rows, alone(attends), alone(formula), others)
+
+
+def row_latent_cases() -> Iterator[Case]:
+    """One token each of several sequences, of 2,000 tokens in one run each, as PyTorch needs it."""
+    num_keys, num_layers = 2000, 2
+    for num_heads, key_dim, shared_dim, rank in ((8, 32, 16, 64), (32, 128, 64, 512)):
+        for num_rows in (1, 8):
+            q = torch.randn(num_rows, num_heads, key_dim + shared_dim)
+            pool = torch.randn(num_rows * num_keys, num_layers, rank + shared_dim)
+            expand = torch.randn(num_heads, 2 * key_dim, rank) * rank**-0.5
+            latents, shared = pool[:, 0].split([rank, shared_dim], -1)
+            runs = KeyRuns.of([[(row * num_keys, num_keys)] for row in range(num_rows)])
+            options = {"key_dim": key_dim, "scale": (key_dim + shared_dim) ** -0.5}
+            ours, reference = (
+                alone(partial(form, q, latents, shared, runs, expand, **options))
+                for form in (row_latent.attend, row_latent.attend_reference)
+            )
+            others = {"torch": alone(partial(_among_latents, q, pool[:, 0], expand, **options))}
+            name = f"H{num_heads} rank {rank} R{num_rows}"
+            yield Case(name, num_rows, ours, reference, others)
+
+
+def _among_latents(
+    q: Tensor, cached: Tensor, expand: Tensor, *, key_dim: int, scale: float
+) -> Tensor:
+    """Queries [R, H, K + S] brought among latents and shared keys [R * num, rank + S]."""
+    num_rows, rank = len(q), expand.shape[2]
+    to_keys, to_values = expand.split([key_dim, expand.shape[1] - key_dim], 1)
+    moved = torch.bmm(q[..., :key_dim].transpose(0, 1), to_keys).transpose(0, 1)
+    moved = torch.cat([moved, q[..., key_dim:]], -1)
+    found = torch.stack(
+        [
+            F.scaled_dot_product_attention(
+                of_row[None], keys[None], keys[None, :, :rank], scale=scale
+            )[0]
+            for of_row, keys in zip(moved, cached.chunk(num_rows), strict=True)
+        ]
+    )
+    return torch.bmm(found.transpose(0, 1), to_values.transpose(1, 2)).transpose(0, 1).flatten(1)
 
 
 def row_experts_cases() -> Iterator[Case]:

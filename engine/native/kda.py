@@ -36,6 +36,7 @@ class KDA:
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
         rule = self.rule
         sizes = [rule.conv.num_channels, rule.num_heads, rule.key_dim, rule.key_dim]
-        mixed, b, to_decay, to_gate = self.project(x).split(sizes, -1)
+        mixed, b, *narrow = self.project(x).split(sizes, -1)
+        to_decay, to_gate = (as_type(each, x.dtype) for each in narrow)  # side by side
         y = rule(mixed, self.decay(to_decay), b, tokens)
         return self.out(as_type(self.norm(y, self.gate(to_gate)), x.dtype))

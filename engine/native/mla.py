@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from agentcache.kernels import row_latent
 from agentcache.kernels.paged_attention import segment_attention
 from agentcache.types import Kind
 
@@ -45,7 +46,8 @@ class LatentAttention:
     no positions in it.
 
     Two ways to the same: keys and values are made of all latents, or, with few new tokens, latents
-    are attended to as they are, by queries that were brought among them.
+    are attended to as they are, by queries that were brought among them. Spans of one token go the
+    second way together, by kernels for a few rows where there are such.
     """
 
     layer_idx: int
@@ -60,13 +62,14 @@ class LatentAttention:
     def __call__(self, x: Tensor, tokens: Pass) -> Tensor:
         q = self.queries(x).unflatten(-1, (len(self.expand), -1))
         new = self._store(x, tokens)
-        past = [self._past(runs, tokens) for runs in tokens.places(Kind.FULL.value).history]
         steps, parts = tokens.steps, []
         if steps:
-            parts.append(self._among_latents(q[:steps], new[:steps], past[:steps]))
-        for run, latents in zip(tokens.runs, past[steps:], strict=True):
-            attend = self._expanded if self._pays(len(run.span.ids)) else self._among_latents
-            parts.append(attend(q[run.at], new[run.at], [latents]))
+            parts.append(self._step_all(q[:steps], new, tokens))
+        if tokens.runs:
+            history = tokens.places(Kind.FULL.value).history[steps:]
+            for run, runs in zip(tokens.runs, history, strict=True):
+                attend = self._expanded if self._pays(len(run.span.ids)) else self._among_latents
+                parts.append(attend(q[run.at], _joined(new, run.at), [self._past(runs, tokens)]))
         return self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def _pays(self, num_new: int) -> bool:
@@ -75,15 +78,32 @@ class LatentAttention:
         rank, width = self.expand.shape[2], self.expand.shape[1]
         return num_new * (2 * rank + self.shared_dim - width) > rank * width
 
-    def _store(self, x: Tensor, tokens: Pass) -> Tensor:
-        """Cache what is new; returns latents and shared keys side by side, [N, R + S]."""
+    def _store(self, x: Tensor, tokens: Pass) -> tuple[Tensor, Tensor]:
+        """Cache what is new; returns latents [N, R] and shared keys [N, S]."""
         latent, shared = self.compress(x).split([self.expand.shape[2], self.shared_dim], -1)
         latent = self.norm(latent)
         keys, values = tokens.pools.kv[self.layer_idx]
         places = tokens.places(Kind.FULL.value)
         places.store(keys, latent[:, None])
         places.store(values, shared[:, None])
-        return torch.cat([latent, shared], -1)
+        return latent, shared
+
+    def _step_all(self, q: Tensor, new: tuple[Tensor, Tensor], tokens: Pass) -> Tensor:
+        """Of the spans of one token, queries [R, H, K + S] to [R, H V]. new: of all tokens."""
+        latents, shared = (half[:, 0] for half in tokens.pools.kv[self.layer_idx])
+        places = tokens.places(Kind.FULL.value)
+        if row_latent.attends(q, latents, shared, self.expand):
+            return row_latent.attend(
+                q,
+                latents,
+                shared,
+                places.of_steps,
+                self.expand,
+                key_dim=self.key_dim,
+                scale=self._scale,
+            )
+        past = [self._past(runs, tokens) for runs in places.history[: len(q)]]
+        return self._among_latents(q, _joined(new, slice(len(q))), past)
 
     def _past(self, runs: tuple[tuple[int, int], ...], tokens: Pass) -> Tensor:
         """A history's latents and shared keys, [n, R + S]."""
@@ -140,5 +160,14 @@ class LatentAttention:
             history,
             keys.transpose(0, 1),
             values.transpose(0, 1),
-            scale=(self.key_dim + self.shared_dim) ** -0.5,
+            scale=self._scale,
         )
+
+    @property
+    def _scale(self) -> float:
+        return (self.key_dim + self.shared_dim) ** -0.5
+
+
+def _joined(halves: tuple[Tensor, Tensor], at: slice) -> Tensor:
+    """Latents and shared keys of some tokens side by side, [n, R + S]."""
+    return torch.cat([half[at] for half in halves], -1)

@@ -19,6 +19,7 @@ from agentcache.kernels import (
     row_attention,
     row_experts,
     row_gates,
+    row_latent,
     rows,
 )
 
@@ -59,6 +60,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         (row_gates, "opened", "soft_cap", "gate"),
         (row_attention, "attend"),
         (row_experts, "route", "mix", "blend"),
+        (row_latent, "attend"),
         (conv_step, "conv_step"),
         (delta_step, "delta_step"),
         (mamba1_step, "mamba1_step"),
