@@ -16,9 +16,9 @@ if rows.IS_COMPILED:
     from agentcache.kernels import _rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["KeyRuns", "attend", "attend_reference"]
+__all__ = ["KeyRuns", "attend", "attend_gathered", "attend_reference"]
 
 _SPLITS = 8
 """Most parts that the keys of a row are gone through in, as in `_rows.h`."""
@@ -113,7 +113,15 @@ def attend(
     num_rows, num_heads, key_dim = q.shape
     kv_heads, value_dim = values.shape[1:]
     if not _attends(q, keys, values):
-        return _attend_gathered(q, keys, values, runs, scale, sinks, soft_cap)
+        return attend_gathered(
+            q,
+            lambda slots: (keys[slots], values[slots]),
+            runs,
+            (kv_heads, key_dim, value_dim),
+            scale=scale,
+            sinks=sinks,
+            soft_cap=soft_cap,
+        )
     is_ready = q.dtype == torch.float32 and q.stride()[1:] == (key_dim, 1)
     wide = q if is_ready else as_type(q, torch.float32)
     part = torch.empty(num_rows * _SPLITS * num_heads * (value_dim + 2))
@@ -144,35 +152,39 @@ def attend(
     return as_type(y, q.dtype)
 
 
-def _attend_gathered(
+def attend_gathered(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    read: Callable[[Tensor], tuple[Tensor, Tensor]],
     runs: KeyRuns,
+    sizes: tuple[int, int, int],
+    *,
     scale: float,
-    sinks: Tensor | None,
-    soft_cap: float | None,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
-    """By PyTorch, with memory for as many keys at a time as `_GATHERED_BYTES` holds. What was found
-    so far is kept as its largest score, and sums over `exp(score - largest)`."""
-    slots, is_there = runs.slots
-    q_heads = q.float().unflatten(1, (keys.shape[1], -1))
+    """As `attend`, by PyTorch, with memory for as many keys at a time as `_GATHERED_BYTES` holds.
+
+    read: of slots [R, n] their keys [R, n, Hkv, D] and values [R, n, Hkv, Dv]; sizes: Hkv, D, Dv.
+    What was found so far is kept as its largest score, and sums over `exp(score - largest)`.
+    """
+    (slots, is_there), (kv_heads, key_dim, value_dim) = runs.slots, sizes
+    q_heads = q.float().unflatten(1, (kv_heads, -1))
     largest = q_heads.new_full(q_heads.shape[:-1], float("-inf"))
-    total, y = torch.zeros_like(largest), q_heads.new_zeros((*largest.shape, values.shape[2]))
+    total, y = torch.zeros_like(largest), q_heads.new_zeros((*largest.shape, value_dim))
     if sinks is not None:
-        largest = sinks.float().view(keys.shape[1], -1).expand_as(largest)
+        largest = sinks.float().view(kv_heads, -1).expand_as(largest)
         total = torch.ones_like(largest)
-    key_bytes = 4 * len(q) * keys.shape[1] * (keys.shape[2] + values.shape[2])
-    num = max(1, _GATHERED_BYTES // key_bytes)
+    num = max(1, _GATHERED_BYTES // (4 * len(q) * kv_heads * (key_dim + value_dim)))
     for some, there in zip(slots.split(num, 1), is_there.split(num, 1), strict=True):
-        scores = torch.einsum("rhgd,rnhd->rhgn", q_heads, keys[some].float()) * scale
+        keys, values = read(some)
+        scores = torch.einsum("rhgd,rnhd->rhgn", q_heads, keys.float()) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         scores = scores.masked_fill(~there[:, None, None], float("-inf"))
         before, largest = largest, largest.maximum(scores.amax(-1))
         kept, weights = (before - largest).exp(), (scores - largest[..., None]).exp()
         total = total * kept + weights.sum(-1)
-        found = torch.einsum("rhgn,rnhd->rhgd", weights, values[some].float())
+        found = torch.einsum("rhgn,rnhd->rhgd", weights, values.float())
         y = y * kept[..., None] + found
     return (y / total[..., None]).flatten(1, 2).to(q.dtype)
 

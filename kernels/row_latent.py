@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agentcache.kernels import rows
+from agentcache.kernels.row_attention import attend_gathered
 from agentcache.kernels.row_moves import as_type
 
 if rows.IS_COMPILED:
@@ -36,20 +37,14 @@ def attend_reference(
     key_dim: int,
     scale: float,
 ) -> Tensor:
-    """The formula in float32, row by row, with keys and values made of all latents. Shapes as in
-    `attend`."""
-    num_heads = len(expand)
-    out = []
-    for query, own in zip(q.float(), runs, strict=True):
-        latent, common = (
-            torch.cat([each[at : at + num] for at, num in own]).float()
-            for each in (latents, shared)
-        )
-        both = torch.einsum("hdr,nr->hnd", expand.float(), latent)
-        keys = torch.cat([both[..., :key_dim], common.expand(num_heads, -1, -1)], -1)
-        weights = (torch.einsum("hd,hnd->hn", query, keys) * scale).softmax(-1)
-        out.append(torch.einsum("hn,hnd->hd", weights, both[..., key_dim:]).flatten())
-    return torch.stack(out).to(q.dtype)
+    """The formula in float32, with keys and values made of all latents. Shapes as in `attend`."""
+    slots, is_there = runs.slots
+    both = torch.einsum("hdc,rnc->rhnd", expand.float(), latents[slots].float())
+    common = shared[slots].float()[:, None].expand(-1, len(expand), -1, -1)
+    keys = torch.cat([both[..., :key_dim], common], -1)
+    scores = torch.einsum("rhd,rhnd->rhn", q.float(), keys) * scale
+    weights = scores.masked_fill(~is_there[:, None], float("-inf")).softmax(-1)
+    return torch.einsum("rhn,rhnd->rhd", weights, both[..., key_dim:]).flatten(1).to(q.dtype)
 
 
 def attend(
@@ -72,8 +67,8 @@ def attend(
     its V of a value. Returns [R, H * V]. A row comes out the same whatever other rows there are,
     and wherever its latents lie; long sequences are gone through in parts, as in `row_attention`.
     """
-    if not attends(q, latents, shared, expand):
-        return attend_reference(q, latents, shared, runs, expand, key_dim=key_dim, scale=scale)
+    if not _attends(q, latents, shared, expand):
+        return _attend_gathered(q, latents, shared, runs, expand, key_dim, scale)
     num_rows, num_heads, query_dim = q.shape
     rank, shared_dim = latents.shape[1], query_dim - key_dim
     width = -(-(rank + shared_dim) // _LANES) * _LANES
@@ -131,7 +126,36 @@ def attend(
     return y
 
 
+def _attend_gathered(
+    q: Tensor,
+    latents: Tensor,
+    shared: Tensor,
+    runs: KeyRuns,
+    expand: Tensor,
+    key_dim: int,
+    scale: float,
+) -> Tensor:
+    """By PyTorch, among the latents, with nothing read on the host."""
+    to_keys, to_values = expand[:, :key_dim], expand[:, key_dim:]
+    moved = torch.einsum("rhk,hkc->rhc", q[..., :key_dim], to_keys)
+
+    def read(slots: Tensor) -> tuple[Tensor, Tensor]:
+        found = latents[slots]
+        return torch.cat([found, shared[slots]], -1)[:, :, None], found[:, :, None]
+
+    moved = torch.cat([moved, q[..., key_dim:]], -1)
+    widths = latents.shape[1] + shared.shape[1], latents.shape[1]
+    found = attend_gathered(moved, read, runs, (1, *widths), scale=scale)
+    return torch.einsum("rhc,hvc->rhv", found, to_values).flatten(1)
+
+
 def attends(q: Tensor, latents: Tensor, shared: Tensor, expand: Tensor) -> bool:
+    """Whether these are to be given to `attend`: by the compiled form, or since steps go apart."""
+    on_device = rows.steps_apart(q) and not rows.takes(q)
+    return on_device or _attends(q, latents, shared, expand)
+
+
+def _attends(q: Tensor, latents: Tensor, shared: Tensor, expand: Tensor) -> bool:
     """Whether the compiled form takes these."""
     rank = latents.shape[1]
     return (
