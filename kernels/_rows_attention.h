@@ -88,8 +88,8 @@ INLINE int64_t num_keys(const int64_t *runs, const int64_t *first_run, int64_t r
 }
 
 /* In how many parts a row's keys are gone through: by their number alone. */
-INLINE int64_t splits_of(int64_t num_keys) {
-    int64_t splits = num_keys / (CHUNK * CHUNKS_PER_SPLIT);
+INLINE int64_t splits_of(int64_t num) {
+    int64_t splits = num / (CHUNK * CHUNKS_PER_SPLIT);
     return splits < 1 ? 1 : splits > SPLITS ? SPLITS : splits;
 }
 

@@ -92,16 +92,16 @@ typedef struct {
     const void *latents, *shared;  /* [slots, rank], [slots, S]: slots each stride apart */
     const int64_t *runs;           /* [num, 2]: start and length, row after row */
     const int64_t *first_run;      /* [rows + 1] */
-    float *y, *part;               /* [heads, rows, rank]; scratch [rows, SPLITS, heads, rank + 2] */
+    float *y, *part;               /* [heads, rows, rank], [rows, SPLITS, heads, rank + 2] */
     int64_t rows, heads, rank, S, width, latent_stride, shared_stride;
     float scale;
     int kind;
 } latent_attention;
 
-/* Keys are brought side by side, in float32, and a few heads go through them while they are near. */
+/* Keys are put side by side in float32, and a few heads go through them while they are near. */
 enum { NEAR_KEYS = 32, KEYS_PER_SPLIT = 4 * NEAR_KEYS, NEAR_HEADS = 16 };
 
-/* The next keys, in order. num: at most as many as there are; run, at: where they begin, moved on. */
+/* The next keys in order, of which there are so many. run, start: where they begin, moved on. */
 INLINE void bring_keys(const latent_attention *a, int64_t *run, int64_t *start, int64_t num,
                        float *keys, int kind) {
     for (int64_t j = 0; j < num; j++, ++*start) {
@@ -128,8 +128,8 @@ INLINE void weights_of(float *s, int64_t num, float scale, float *top, float *to
 }
 
 /* In how many parts so many keys are gone through. */
-INLINE int64_t latent_splits(int64_t num_keys) {
-    int64_t splits = num_keys / KEYS_PER_SPLIT;
+INLINE int64_t latent_splits(int64_t num) {
+    int64_t splits = num / KEYS_PER_SPLIT;
     return splits < 1 ? 1 : splits > SPLITS ? SPLITS : splits;
 }
 

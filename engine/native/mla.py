@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -165,7 +166,8 @@ class LatentAttention:
 
     @property
     def _scale(self) -> float:
-        return (self.key_dim + self.shared_dim) ** -0.5
+        """Of the scores."""
+        return math.sqrt(1 / (self.key_dim + self.shared_dim))
 
 
 def _joined(halves: tuple[Tensor, Tensor], at: slice) -> Tensor:
