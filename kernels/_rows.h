@@ -314,6 +314,12 @@ CLONES static void outputs_i8(const product *p, int64_t from, int64_t to) {
     widened_outputs(p, from, to, I8);
 }
 
+static void outputs_of(const product *p, int64_t from, int64_t to) {
+    if (p->kind == F32) outputs_f32(p, from, to);
+    else if (p->kind == BF16) outputs_bf16(p, from, to);
+    else outputs_i8(p, from, to);
+}
+
 CLONES static void widen_part(const void *x, float *y, int64_t from, int64_t to) {
     int64_t i = from;
     for (; i + LANES <= to; i += LANES) store(y + i, load(x, i, BF16));
@@ -379,9 +385,7 @@ static void share_product(const product *p, int phase, int64_t t, int64_t thread
         part.y = (void *)at(p->y, r * p->out, p->y_kind);
         part.rows = p->rows - r < most ? p->rows - r : most;
         if (by_pairs) outputs_by_pairs(&part, from, to);
-        else if (p->kind == F32) outputs_f32(&part, from, to);
-        else if (p->kind == BF16) outputs_bf16(&part, from, to);
-        else outputs_i8(&part, from, to);
+        else outputs_of(&part, from, to);
     }
 }
 

@@ -120,6 +120,7 @@ cdef extern from "_rows.h" nogil:
 
     ctypedef struct moving:
         const void *x
+        const float *factors
         void *y
         const int64_t *source "from"
         const int64_t *to
@@ -147,6 +148,7 @@ cdef extern from "_rows.h" nogil:
     ctypedef struct selection:
         const float *x
         const void *w
+        const float *wscale
         const int64_t *chosen
         float *y
         int64_t rows, repeat, columns "in", out
@@ -461,14 +463,15 @@ def sum_of_two(
 
 
 def move(
-    uintptr_t x, int kind, int64_t x_stride, uintptr_t source, uintptr_t y, int y_kind,
-    int64_t y_stride, uintptr_t to, int64_t rows, int64_t num, int threads,
+    uintptr_t x, int kind, int64_t x_stride, uintptr_t source, uintptr_t factors, uintptr_t y,
+    int y_kind, int64_t y_stride, uintptr_t to, int64_t rows, int64_t num, int threads,
 ):
-    """y[to] = x[source], row by row."""
+    """y[to] = x[source], or (x * factors)[source], row by row."""
     cdef operation o
     o.what = MOVE
     o.moving.x, o.moving.y = <const void *>x, <void *>y
     o.moving.source, o.moving.to = <const int64_t *>source, <const int64_t *>to
+    o.moving.factors = <const float *>factors
     o.moving.rows, o.moving.num = rows, num
     o.moving.x_stride, o.moving.y_stride = x_stride, y_stride
     o.moving.kind, o.moving.y_kind = kind, y_kind
@@ -510,13 +513,14 @@ def route(
 
 
 def select(
-    uintptr_t x, uintptr_t w, int kind, uintptr_t chosen, uintptr_t y, int64_t rows,
-    int64_t repeat, int64_t columns, int64_t out, int threads,
+    uintptr_t x, uintptr_t w, int kind, uintptr_t wscale, uintptr_t chosen, uintptr_t y,
+    int64_t rows, int64_t repeat, int64_t columns, int64_t out, int threads,
 ):
-    """y [rows, out] = x [rows / repeat, columns] @ w[chosen].T, row by row."""
+    """y [rows, out] = x [rows / repeat, columns] @ w[chosen].T * wscale[chosen], row by row."""
     cdef operation o
     o.what = SELECT
     o.selection.x, o.selection.w = <const float *>x, <const void *>w
+    o.selection.wscale = <const float *>wscale
     o.selection.chosen, o.selection.y = <const int64_t *>chosen, <float *>y
     o.selection.rows, o.selection.repeat = rows, repeat
     o.selection.columns, o.selection.out, o.selection.kind = columns, out, kind

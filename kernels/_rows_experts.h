@@ -78,6 +78,7 @@ static void share_routing(const routing *g, int64_t t, int64_t threads) {
 typedef struct {
     const float *x;        /* [rows / repeat, in], each for `repeat` rows in turn */
     const void *w;         /* [experts, out, in] */
+    const float *wscale;   /* [experts, out], or NULL for none */
     const int64_t *chosen; /* [rows] */
     float *y;              /* [rows, out] */
     int64_t rows, repeat, in, out;
@@ -96,15 +97,15 @@ static void share_selection(const selection *s, int64_t t, int64_t threads) {
         while (s->chosen[before] != expert) before++;
         if (before < first) continue;
         product p = {.w = at(s->w, expert * s->out * s->in, s->kind), .rows = 1, .in = s->in,
-                     .out = s->out, .kind = s->kind, .y_kind = F32};
+                     .out = s->out, .kind = s->kind, .y_kind = F32,
+                     .wscale = s->wscale ? s->wscale + expert * s->out : NULL};
         for (int64_t o = from; o < to; o += SELECTED) {
             int64_t end = o + SELECTED < to ? o + SELECTED : to;
             for (int64_t r = first; r < s->rows; r++) {
                 if (s->chosen[r] != expert) continue;
                 p.x = (float *)s->x + r / s->repeat * s->in;
                 p.y = s->y + r * s->out;
-                if (s->kind == F32) outputs_f32(&p, o, end);
-                else outputs_bf16(&p, o, end);
+                outputs_of(&p, o, end);
             }
         }
     }

@@ -24,9 +24,10 @@ CLONES static void do_sum(const summing *s) {
     }
 }
 
-/* y[to ? to[r] : r] = x[from ? from[r] : r], rows of num */
+/* y[to ? to[r] : r] = x[from ? from[r] : r], rows of num, each times its factor if there are any */
 typedef struct {
     const void *x;
+    const float *factors; /* one for each row of x, or NULL */
     void *y;
     const int64_t *from, *to; /* [rows], or NULL where rows follow each other */
     int64_t rows, num, x_stride, y_stride;
@@ -35,14 +36,15 @@ typedef struct {
 
 CLONES static void do_move(const moving *m) {
     for (int64_t r = 0; r < m->rows; r++) {
-        int64_t in = (m->from ? m->from[r] : r) * m->x_stride;
+        int64_t source = m->from ? m->from[r] : r, in = source * m->x_stride;
         int64_t out = (m->to ? m->to[r] : r) * m->y_stride;
+        float factor = m->factors ? m->factors[source] : 1.0f;
         if (m->kind == m->y_kind)
             memcpy((void *)at(m->y, out, m->kind), at(m->x, in, m->kind),
                    m->num * (m->kind == F32 ? 4 : 2));
         else
             for (int64_t i = 0; i < m->num; i++)
-                put(m->y, out + i, m->y_kind, get(m->x, in + i, m->kind));
+                put(m->y, out + i, m->y_kind, get(m->x, in + i, m->kind) * factor);
     }
 }
 

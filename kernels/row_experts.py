@@ -135,18 +135,22 @@ def mix_reference(
     act: Act | None,
     *,
     gated: bool = True,
+    scales: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """The formula in float32, with the weights of one expert of each row at a time. Shapes as in
     `mix`; nothing is read on the host."""
+    up_scale, down_scale = scales
     wide = x.float()[:, :, None]
     y = torch.zeros((len(x), down.shape[1]), device=x.device)
     for experts, shares in zip(chosen.unbind(1), weights.float().unbind(1), strict=True):
         opened = (up[experts].float() @ wide)[:, :, 0]
+        opened = opened if up_scale is None else opened * up_scale[experts]
         gate, *others = opened.chunk(2, -1) if gated else (opened,)
         inner = gate if act is None else act(gate)
         for other in others:
             inner = inner * other
-        y += shares[:, None] * (down[experts].float() @ inner[:, :, None])[:, :, 0]
+        out = (down[experts].float() @ inner[:, :, None])[:, :, 0]
+        y += shares[:, None] * (out if down_scale is None else out * down_scale[experts])
     return y.to(x.dtype)
 
 
@@ -159,21 +163,23 @@ def mix(
     act: Act | None,
     *,
     gated: bool = True,
+    scales: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """Each row through its experts, whose outputs are added by their weights (arXiv:1701.06538,
     eq. 1).
 
     x: [R, width]. chosen, weights: [R, n], as `route` gives them. up: [E, 2 I, width], gates and
-    then inputs, or [E, I, width] without gates. down: [E, width, I]. Returns [R, width] in x's
-    dtype. A row comes out the same whatever other rows there are.
+    then inputs, or [E, I, width] without gates. down: [E, width, I]. scales: factors of up's and
+    down's outputs, [E, 2 I] and [E, width] float32, as weights of int8 have them. Returns [R,
+    width] in x's dtype. A row comes out the same whatever other rows there are.
     """
     if not _mixes(x, up, down, act):
-        return mix_reference(x, chosen, weights, up, down, act, gated=gated)
+        return mix_reference(x, chosen, weights, up, down, act, gated=gated, scales=scales)
     num = chosen.shape[1]
-    opened = _selected(as_type(x, torch.float32), up, chosen, num)
+    opened = _selected(as_type(x, torch.float32), up, scales[0], chosen, num)
     halves = opened.chunk(2, -1) if gated else (opened,)
     inner = row_gates.opened(halves[0], act, *halves[1:])
-    outputs = _selected(inner, down, chosen, 1).unflatten(0, (-1, num))
+    outputs = _selected(inner, down, scales[1], chosen, 1).unflatten(0, (-1, num))
     return _blend(outputs, weights, x.dtype)
 
 
@@ -191,7 +197,7 @@ def _mixes(x: Tensor, up: Tensor, down: Tensor, act: Act | None) -> bool:
         _is_few(x)
         and x.stride(-1) == 1
         and act in row_gates.ACTS
-        and all(rows.takes(each) and each.is_contiguous() for each in (up, down))
+        and all(each.dtype in rows.KINDS and each.is_contiguous() for each in (up, down))
     )
 
 
@@ -199,7 +205,9 @@ def _is_few(x: Tensor) -> bool:
     return rows.takes(x) and len(x) <= rows.MOST_ROWS
 
 
-def _selected(x: Tensor, weight: Tensor, chosen: Tensor, repeat: int) -> Tensor:
+def _selected(
+    x: Tensor, weight: Tensor, scale: Tensor | None, chosen: Tensor, repeat: int
+) -> Tensor:
     """Each row, `repeat` times, by the weights [out, in] of its expert; [R, n] of them."""
     _, out, columns = weight.shape
     y = torch.empty((chosen.numel(), out))
@@ -207,6 +215,7 @@ def _selected(x: Tensor, weight: Tensor, chosen: Tensor, repeat: int) -> Tensor:
         x.data_ptr(),
         weight.data_ptr(),
         rows.KINDS[weight.dtype],
+        rows.address(scale),
         chosen.data_ptr(),
         y.data_ptr(),
         chosen.numel(),

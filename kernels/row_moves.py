@@ -16,7 +16,16 @@ from agentcache.kernels import rows
 if rows.IS_COMPILED:
     from agentcache.kernels import _rows
 
-__all__ = ["add", "as_type", "gather", "rotate", "rotate_reference", "scale", "scatter"]
+__all__ = [
+    "add",
+    "as_type",
+    "gather",
+    "gather_rounded",
+    "rotate",
+    "rotate_reference",
+    "scale",
+    "scatter",
+]
 
 _FLOATS = (torch.float32, torch.bfloat16)
 
@@ -59,6 +68,18 @@ def gather(table: Tensor, index: Tensor) -> Tensor:
         return table[index]
     out = torch.empty((len(index), *table.shape[1:]), dtype=table.dtype)
     _move(table, index, out, None)
+    return out
+
+
+def gather_rounded(table: Tensor, factors: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """`(table * factors)[index]` in this type: rows of [num, width] int8 by index [R] int64.
+
+    factors: [num] float32.
+    """
+    if not (_is_few_numbers(index) and dtype in _FLOATS and _are_whole(table)):
+        return (table[index].float() * factors[index, None]).to(dtype)
+    out = torch.empty((len(index), table.shape[1]), dtype=dtype)
+    _move(table, index, out, None, factors)
     return out
 
 
@@ -157,13 +178,20 @@ def _sum(x: Tensor, alpha: float, y: Tensor | None, beta: float, out: Tensor) ->
     )
 
 
-def _move(x: Tensor, source: Tensor | None, y: Tensor, to: Tensor | None) -> None:
-    """`y[to] = x[source]`, row by row."""
+def _move(
+    x: Tensor,
+    source: Tensor | None,
+    y: Tensor,
+    to: Tensor | None,
+    factors: Tensor | None = None,
+) -> None:
+    """`y[to] = x[source]`, or `(x * factors)[source]`, row by row."""
     _rows.move(
         x.data_ptr(),
         rows.KINDS[x.dtype],
         x.stride(0),
         rows.address(source),
+        rows.address(factors),
         y.data_ptr(),
         rows.KINDS[y.dtype],
         y.stride(0),

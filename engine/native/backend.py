@@ -65,17 +65,17 @@ class NativeBackend:
         self._steps = self._graphs() if cuda_graphs else self._recorded_steps()
 
     def round_weights(self) -> int:
-        """Keep the weights of linear maps as int8, all but the head's; returns how many weights.
+        """Keep the weights of linear maps, experts, embedding and head as int8; returns how many.
 
-        Raises UnsupportedOption where the model is not on a CPU. Experts, embeddings, convolutions
+        Raises UnsupportedOption where the model is not on a CPU. Routers of experts, convolutions
         and norms stay as they are.
         """
         if self.device.type != "cpu":
             raise UnsupportedOption("weight_format='int8' is for models on a CPU")
         num = 0
-        for linear in self._model.linears():
-            num += linear.weight.numel()
-            linear.round_to_int8()
+        for part in self._model.roundable():
+            num += part.weight.numel()
+            part.round_to_int8()
         self._steps = self._recorded_steps()  # what was recorded reads the weights as they were
         return num
 

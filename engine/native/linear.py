@@ -7,44 +7,62 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from agentcache.kernels import rows
+from agentcache.kernels import row_moves, rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agentcache.engine.native.weights import Weights
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "LinearStack", "Roundable", "to_int8"]
 
 
-class Linear:
+class Roundable:
+    """Weights [..., out, in] that may be rounded.
+
+    Rounded ones are whole numbers of 8 bits, and `weight * weight_scale[..., None]` is what they
+    were; weight_scale: [..., out] float32.
+    """
+
+    __slots__ = ("weight", "weight_scale")
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self.weight_scale: Tensor | None = None
+
+    def round_to_int8(self) -> None:
+        """Keep them as 8 bits from here on."""
+        self.weight, self.weight_scale = to_int8(self.weight)
+
+
+class Linear(Roundable):
     """`(x @ weight.T + bias) * scale`; weight [out, in], bias and scale [out].
 
     On a CPU a few rows are computed by kernels of our own, which read each weight once. More rows
     go the way that is fastest on this machine (`rows.way_of_many`). Without the compiled kernels
     float32 weights lie transposed in memory, with which PyTorch's products of a few rows take less
-    long.
+    long, unless they are looked up row by row as well.
     """
 
-    __slots__ = ("_few", "bias", "scale", "weight", "weight_scale")
+    __slots__ = ("bias", "dtype", "scale")
 
     def __init__(
         self,
         weight: Tensor,
         bias: Tensor | None = None,
         *,
-        shared: bool = False,
+        looked_up: bool = False,
         scale: Tensor | None = None,
     ) -> None:
-        self._few = rows.takes(weight)
-        if self._few:
+        is_few = rows.takes(weight)
+        if is_few:
             weight = weight.contiguous()
-        elif weight.dtype == torch.float32 and weight.device.type == "cpu" and not shared:
+        elif weight.dtype == torch.float32 and weight.device.type == "cpu" and not looked_up:
             weight = weight.t().contiguous().t()
-        self.weight = weight
-        self.bias = bias.float() if self._few and bias is not None else bias
+        super().__init__(weight)
+        self.dtype = weight.dtype
+        self.bias = bias.float() if is_few and bias is not None else bias
         self.scale = scale
-        self.weight_scale: Tensor | None = None
 
     @classmethod
     def of(cls, weights: Weights, name: str, out: int, width: int) -> Linear:
@@ -83,45 +101,96 @@ class Linear:
         bias = None if self.bias is None else self.bias * scale
         return Linear(self.weight * scale[:, None], bias)
 
-    def round_to_int8(self) -> None:
-        """Keep the weights as whole numbers of 8 bits, the largest of each output as 127.
-
-        From here on `weight * weight_scale[:, None]` is what they were, to 1/254 of that largest.
-        """
-        wide = self.weight.float()
-        scale = wide.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / 127
-        self.weight = (wide / scale[:, None]).round_().to(torch.int8).contiguous()
-        self.weight_scale = scale
-        self.bias = None if self.bias is None else self.bias.float()
-        self._few = True
-
     def __call__(self, x: Tensor) -> Tensor:
-        way = self._way(x) if self._few else "pytorch"
-        if way == "compiled":
-            return rows.linear(
-                x,
-                self.weight,
-                weight_scale=self.weight_scale,
-                bias=self.bias,
-                scale=self.scale,
-            )
-        if way == "widened":
-            return self._widened(x)
-        y = F.linear(x, self.weight, None if self.bias is None else self.bias.to(x.dtype))
-        return y if self.scale is None else (y * self.scale).to(y.dtype)
+        return _product(x, self.weight, self.weight_scale, self.bias, self.scale)
 
-    def _way(self, x: Tensor) -> rows.Way:
-        if x.shape[0] <= rows.MOST_ROWS:
-            return "compiled"
-        if self.weight.dtype == torch.int8:  # PyTorch would take it as float32 as well
-            return "compiled" if rows.way_of_many(torch.float32) == "compiled" else "widened"
-        return rows.way_of_many(self.weight.dtype)
+    def rows(self, index: Tensor) -> Tensor:
+        """The weights of some outputs, by index [R] int64: [R, in] in the type they came in."""
+        if self.weight_scale is None:
+            return row_moves.gather(self.weight, index)
+        return row_moves.gather_rounded(self.weight, self.weight_scale, index, self.dtype)
 
-    def _widened(self, x: Tensor) -> Tensor:
-        """Many rows with narrow weights."""
-        y = F.linear(x.float(), self.weight.float())
-        if self.weight_scale is not None:
-            y.mul_(self.weight_scale)
-        if self.bias is not None:
-            y.add_(self.bias)
-        return (y if self.scale is None else y.mul_(self.scale)).to(x.dtype)
+
+class LinearStack(Roundable):
+    """Linear maps of one shape without biases, one for each expert; weight [E, out, in]."""
+
+    __slots__ = ()
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight.contiguous())
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def __call__(self, x: Tensor, number: int) -> Tensor:
+        """Through one of them."""
+        scale = None if self.weight_scale is None else self.weight_scale[number]
+        return _product(x, self.weight[number], scale)
+
+
+_ROWS_AT_ONCE = 4096
+"""Rounded together, so that little is kept in float32 meanwhile."""
+
+
+def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers of 8 bits [..., out, in] and their scales [..., out].
+
+    The largest weight of each output is 127, so the others are off by 1/254 of it at most.
+    """
+    numbers = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(weight.shape[:-1])
+    for part, out, scale in zip(
+        weight.flatten(0, -2).split(_ROWS_AT_ONCE),
+        numbers.flatten(0, -2).split(_ROWS_AT_ONCE),
+        scales.flatten().split(_ROWS_AT_ONCE),
+        strict=True,
+    ):
+        wide = part.float()
+        most = wide.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny)
+        torch.div(most, 127, out=scale)
+        out.copy_((wide / scale[:, None]).round_())
+    return numbers, scales
+
+
+def _product(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """`((x @ weight.T) * weight_scale + bias) * scale`."""
+    way = _way(x, weight)
+    if way == "compiled":
+        return rows.linear(x, weight, weight_scale=weight_scale, bias=bias, scale=scale)
+    if way == "widened":
+        return _widened(x, weight, weight_scale, bias, scale)
+    y = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+    return y if scale is None else (y * scale).to(y.dtype)
+
+
+def _way(x: Tensor, weight: Tensor) -> rows.Way:
+    is_rounded = weight.dtype == torch.int8
+    if not (is_rounded or rows.takes(weight)):
+        return "pytorch"
+    if x.shape[0] <= rows.MOST_ROWS:
+        return "compiled"
+    if is_rounded:  # PyTorch would take it as float32 as well
+        return "compiled" if rows.way_of_many(torch.float32) == "compiled" else "widened"
+    return rows.way_of_many(weight.dtype)
+
+
+def _widened(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+) -> Tensor:
+    """Many rows with narrow weights."""
+    y = F.linear(x.float(), weight.float())
+    if weight_scale is not None:
+        y.mul_(weight_scale)
+    if bias is not None:
+        y.add_(bias)
+    return (y if scale is None else y.mul_(scale)).to(x.dtype)

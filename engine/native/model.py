@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from agentcache.engine.native.linear import Linear
+from agentcache.engine.native.linear import Roundable
 from agentcache.kernels import row_gates, row_moves
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentcache.engine.native.layers import Block, RMSNorm
+    from agentcache.engine.native.linear import Linear
     from agentcache.engine.native.packing import Pass
 
 __all__ = ["NativeModel"]
@@ -23,10 +24,11 @@ __all__ = ["NativeModel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeModel:
-    """embedding: [vocab, width]. blocks: of all layers, in order. The embedding is multiplied by
+    """embedding: a row for each token id; head: a logit for each. They are the same object where
+    their weights are the same. blocks: of all layers, in order. The embedding is multiplied by
     `embedding_scale`, logits by `logits_scale`; soft_cap bounds them."""
 
-    embedding: Tensor
+    embedding: Linear
     blocks: tuple[Block, ...]
     norm: RMSNorm
     head: Linear
@@ -36,7 +38,7 @@ class NativeModel:
 
     def logits(self, tokens: Pass) -> Tensor:
         """Of the tokens whose logits are asked for, [wanted, vocab] float32."""
-        x = row_moves.scale(row_moves.gather(self.embedding, tokens.ids), self.embedding_scale)
+        x = row_moves.scale(self.embedding.rows(tokens.ids), self.embedding_scale)
         for block in self.blocks:
             x = block(x, tokens)
             tokens.next_block()
@@ -47,20 +49,22 @@ class NativeModel:
             logits = row_gates.soft_cap(logits, self.soft_cap)
         return logits
 
-    def linears(self) -> Iterator[Linear]:
-        """All linear maps of the blocks, in order; not the head."""
-        for block in self.blocks:
-            yield from _linears(block)
+    def roundable(self) -> Iterator[Roundable]:
+        """All that may be rounded, each once, in order."""
+        yield self.embedding
+        yield from _roundable(self.blocks)
+        if self.head is not self.embedding:
+            yield self.head
 
 
-def _linears(part: Any) -> Iterator[Linear]:
-    """The linear maps in a layer of ours, and in what it holds."""
-    if isinstance(part, Linear):
+def _roundable(part: Any) -> Iterator[Roundable]:
+    """What may be rounded in a layer of ours, and in what it holds."""
+    if isinstance(part, Roundable):
         yield part
     elif isinstance(part, (tuple, list)):
         for each in part:
-            yield from _linears(each)
+            yield from _roundable(each)
     elif type(part).__module__.startswith(__package__):
         names = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
         for name in names or vars(part):
-            yield from _linears(getattr(part, name, None))
+            yield from _roundable(getattr(part, name, None))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from agentcache.engine.native.linear import Linear
+from agentcache.engine.native.linear import Linear, LinearStack
 from agentcache.kernels import row_gates, rows
 from agentcache.kernels.row_experts import Routing, blend, mix, mixes, route
 from agentcache.kernels.row_moves import add, as_type
@@ -30,15 +30,15 @@ __all__ = ["Experts", "Opened", "best_by_sigmoid", "best_of_softmax", "softmax_o
 class Experts:
     """Every token through its best experts, and through a shared one where there is.
 
-    route: of tokens [N, width] the numbers of their experts and their weights, [N, k] each. up
-    [E, 2 I, width] (gate and up, or [E, I, width] without gates) and down [E, width, I]. A few
-    tokens are taken one by one; more are brought together by their experts, so each expert is one
-    product. enter and leave: maps to a narrower width in which experts work, and back.
+    route: of tokens [N, width] the numbers of their experts and their weights, [N, k] each. up: E
+    maps from width to 2 I (gate and up, or to I without gates); down: as many from I to width. A
+    few tokens are taken one by one; more are brought together by their experts, so each expert is
+    one product. enter and leave: maps to a narrower width in which experts work, and back.
     """
 
     route: Route
-    up: Tensor
-    down: Tensor
+    up: LinearStack
+    down: LinearStack
     act: Callable[[Tensor], Tensor] = F.silu
     gated: bool = True
     shared: Layer | None = None
@@ -49,8 +49,10 @@ class Experts:
         chosen, weights = self.route(x)
         shared = None if self.shared is None else self.shared(x, tokens)
         x = x if self.enter is None else self.enter(x)
-        if mixes(x, self.up, self.down, self.act):
-            out = mix(x, chosen, weights, self.up, self.down, self.act, gated=self.gated)
+        up, down = self.up.weight, self.down.weight
+        if mixes(x, up, down, self.act):
+            scales = self.up.weight_scale, self.down.weight_scale
+            out = mix(x, chosen, weights, up, down, self.act, gated=self.gated, scales=scales)
         else:
             # PyTorch has products in groups for this type alone; others wait for the counts
             is_grouped = x.dtype == torch.bfloat16 and not x.is_cpu
@@ -79,13 +81,13 @@ class Experts:
         order = flat.argsort(stable=True)
         counts = torch.zeros(len(self.up), dtype=torch.int32, device=x.device)
         ends = counts.scatter_add_(0, flat, counts.new_ones(()).expand_as(flat)).cumsum(0).int()
-        y = F.grouped_mm(x[order // chosen.shape[1]], self.up.transpose(1, 2), offs=ends)
-        y = F.grouped_mm(self._opened(y), self.down.transpose(1, 2), offs=ends)
+        y = F.grouped_mm(x[order // chosen.shape[1]], self.up.weight.transpose(1, 2), offs=ends)
+        y = F.grouped_mm(self._opened(y), self.down.weight.transpose(1, 2), offs=ends)
         y = torch.empty_like(y).index_copy_(0, order, y).unflatten(0, chosen.shape)
         return blend(y, weights)
 
     def _expert(self, x: Tensor, expert: int) -> Tensor:
-        return F.linear(self._opened(F.linear(x, self.up[expert])), self.down[expert])
+        return self.down(self._opened(self.up(x, expert)), expert)
 
     def _opened(self, y: Tensor) -> Tensor:
         if not self.gated:

@@ -18,7 +18,15 @@ from agentcache.kernels import row_gates, rows
 from agentcache.kernels.mamba2_step import mamba2_step
 from agentcache.kernels.recording import Recording, Scratch, Unrecordable, record
 from agentcache.kernels.row_attention import KeyRuns, attend
-from agentcache.kernels.row_moves import add, as_type, gather, rotate, scale, scatter
+from agentcache.kernels.row_moves import (
+    add,
+    as_type,
+    gather,
+    gather_rounded,
+    rotate,
+    scale,
+    scatter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = needs_compiled
 WIDTH, HEADS, DIM, STATE, SLOTS = 192, 4, 16, 16, 800
 INNER, CHANNELS = HEADS * DIM, HEADS * DIM + 2 * STATE
-NUM_KERNELS = {torch.float32: 15, torch.bfloat16: 18}
+NUM_KERNELS = {torch.float32: 17, torch.bfloat16: 20}
 """In `Everything`."""
 
 
@@ -51,6 +59,7 @@ class Everything:
         self.A = -self.A
         self.qkv = drawn(3 * INNER, INNER, seed=6, dtype=dtype) / 8
         self.frequencies = drawn(DIM // 2, seed=7).abs()
+        self.rounded = (20 * drawn(50, WIDTH, seed=9)).to(torch.int8)
         self.up = (20 * drawn(2 * WIDTH, INNER, seed=8)).to(torch.int8)
         self.factor = torch.full((2 * WIDTH,), 1e-2)
         self.ids, self.rows, self.slots = (torch.zeros(num, dtype=torch.int64) for _ in range(3))
@@ -80,6 +89,7 @@ class Everything:
 
     def __call__(self) -> Tensor:
         x = scale(gather(self.table, self.ids), 1.5)
+        x = add(x, gather_rounded(self.rounded, self.factor, self.ids, self.dtype))
         projected = rows.linear(rows.rms_norm(x, self.norm, 1e-5), self.project)
         y = mamba2_step(
             projected,

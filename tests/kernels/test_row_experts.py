@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -103,11 +104,28 @@ def test_routes_without_a_compiled_form_take_the_formula(
 # ---- experts ----
 
 
+WEIGHT_DTYPES = [*DTYPES, torch.int8]
+Scales = tuple[Tensor | None, Tensor | None]
+
+
 def make_experts(
     num: int, width: int, middle: int, gated: bool, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    up = drawn(num, 2 * middle if gated else middle, width, seed=2, dtype=dtype)
-    return up, drawn(num, width, middle, seed=3, dtype=dtype)
+    sizes = (2 * middle if gated else middle, width), (width, middle)
+    up, down = (drawn(num, *size, seed=2 + at) for at, size in enumerate(sizes))
+    if dtype == torch.int8:
+        up, down = 30 * up, 30 * down
+    return up.to(dtype), down.to(dtype)
+
+
+def scales_of(up: Tensor, down: Tensor) -> Scales:
+    """Of weights of 8 bits, another one for every output of every expert."""
+    if up.dtype != torch.int8:
+        return None, None
+    up_scale, down_scale = (
+        (0.2 + drawn(*each.shape[:2], seed=7 + at).abs()) / 30 for at, each in enumerate((up, down))
+    )
+    return up_scale, down_scale
 
 
 def make_rows(
@@ -121,7 +139,7 @@ def make_rows(
 
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "middle"), [(64, 32), (20, 33), (5, 7)])
 def test_mix_matches_the_formula(
@@ -134,26 +152,28 @@ def test_mix_matches_the_formula(
 ) -> None:
     experts = make_experts(6, width, middle, gated, weight_dtype)
     act = F.silu if gated else relu_squared
+    options: dict[str, Any] = {"gated": gated, "scales": scales_of(*experts)}
     for num_rows in (1, 2, 7, 32):
         given = (*make_rows(num_rows, width, 6, 3, dtype), *experts, act)
-        check_close(mix(*given, gated=gated), mix_reference(*given, gated=gated))
+        check_close(mix(*given, **options), mix_reference(*given, **options))
 
 
 @needs_compiled
-@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "middle"), [(64, 32), (203, 301)])
 def test_a_row_is_mixed_the_same_alone_and_among_others(
     width: int, middle: int, weight_dtype: torch.dtype
 ) -> None:
     experts = make_experts(6, width, middle, True, weight_dtype)
+    mixed = partial(mix, scales=scales_of(*experts))
     given = make_rows(32, width, 6, 3)
     alone = torch.cat(
-        [mix(*(each[row : row + 1] for each in given), *experts, F.silu) for row in range(32)]
+        [mixed(*(each[row : row + 1] for each in given), *experts, F.silu) for row in range(32)]
     )
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         for num_rows in (1, 2, 5, 32):
-            y = mix(*(each[:num_rows] for each in given), *experts, F.silu)
+            y = mixed(*(each[:num_rows] for each in given), *experts, F.silu)
             assert torch.equal(y, alone[:num_rows])
 
 
@@ -168,6 +188,36 @@ def test_experts_that_nobody_chose_are_not_read() -> None:
     assert mix(x, chosen, weights, up, down, F.silu).isnan().all(1).tolist() == [
         row == 2 for row in range(5)
     ]
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("which", [0, 1], ids=["up", "down"])
+def test_the_scale_of_an_output_counts_for_the_rows_of_its_expert_alone(which: int) -> None:
+    experts = make_experts(6, 20, 12, True, torch.int8)
+    scales = scales_of(*experts)
+    given = (*make_rows(7, 20, 6, 2), *experts, F.silu)
+    expected = mix(*given, scales=scales)
+    assert all(each is not None for each in scales)
+    scales[which][4, 9] *= 1.5  # type: ignore[index]
+    got = mix(*given, scales=scales)
+    goes_there = (given[1] == 4).any(1)
+    assert goes_there.any()
+    assert torch.equal((got != expected).any(1), goes_there)
+    if which:
+        assert (got != expected).nonzero()[:, 1].unique().tolist() == [9]
+
+
+def test_the_formula_takes_scales_in(check_close: Any) -> None:
+    up, down = make_experts(6, 20, 12, True, torch.int8)
+    scales = scales_of(up, down)
+    assert scales[0] is not None
+    assert scales[1] is not None
+    rows = make_rows(3, 20, 6, 2)
+    widened = up * scales[0][..., None], down * scales[1][..., None]
+    check_close(
+        mix_reference(*rows, up, down, F.silu, scales=scales),
+        mix_reference(*rows, *widened, F.silu),
+    )
 
 
 def test_mix_of_other_types_layouts_and_activations_takes_the_formula(check_close: Any) -> None:

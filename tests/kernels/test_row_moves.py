@@ -11,7 +11,15 @@ from testkit.rows import DTYPES, drawn, generator
 from torch import Tensor
 
 from agentcache.kernels import row_moves, rows
-from agentcache.kernels.row_moves import add, as_type, gather, rotate, scale, scatter
+from agentcache.kernels.row_moves import (
+    add,
+    as_type,
+    gather,
+    gather_rounded,
+    rotate,
+    scale,
+    scatter,
+)
 
 NUM_ROWS = [0, 1, 5, rows.MOST_ROWS, rows.MOST_ROWS + 1]
 
@@ -150,6 +158,21 @@ def test_gather_takes_rows_by_their_numbers(dtype: torch.dtype, num: int) -> Non
 
 
 @pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("num", NUM_ROWS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_rounded_rows_come_out_times_their_factor(dtype: torch.dtype, num: int) -> None:
+    """To the last bit, whether they are few or many."""
+    index, factors = torch.randint(50, (num,), generator=generator(2)), drawn(50, seed=1)
+    factors[7] = torch.nan
+    whole = (60 * drawn(50, 46)).to(torch.int8)
+    for table in (whole, whole[:, 4:41], whole[:, ::2]):
+        got = gather_rounded(table, factors, index, dtype)
+        expected = (table.float() * factors[:, None])[index].to(dtype)
+        assert got.dtype == dtype
+        assert torch.equal(got.nan_to_num(9.0), expected.nan_to_num(9.0))
+
+
+@pytest.mark.usefixtures("form")
 def test_indices_of_other_forms_are_pytorchs() -> None:
     table, pairs = drawn(9, 20), torch.tensor([[3, 1], [8, 1], [0, 1]])
     assert torch.equal(gather(table, pairs[:, 0]), table[[3, 8, 0]])
@@ -279,7 +302,8 @@ def test_compiled_forms_are_those_that_are_taken(
         scale(x, 2.0)
         as_type(x, torch.bfloat16)
         gather(x, index)
+        gather_rounded(x.to(torch.int8), x[:, 0].contiguous(), index, torch.float32)
         scatter(x.clone(), index, x)
-        expected = ["_sum"] * 2 + ["_move"] * 3 if form == "compiled" else []
+        expected = ["_sum"] * 2 + ["_move"] * 4 if form == "compiled" else []
         assert calls == expected if num == rows.MOST_ROWS else not calls
         calls.clear()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from agentcache.engine.native.families.parts import assembled, attention, mamba2, norm
 from agentcache.engine.native.layers import Block, GatedMLP, GatedNorm, Layer
-from agentcache.engine.native.linear import Linear
+from agentcache.engine.native.linear import Linear, LinearStack
 from agentcache.engine.native.moe import Experts, softmax_of_best
 from agentcache.engine.native.rope import Rope
 
@@ -82,8 +82,8 @@ def _feed_forward(config: Any, layer: Weights) -> Layer:
     router = sparse.get("router.weight", num, width)
     return Experts(
         route=softmax_of_best(router, config.num_experts_per_tok),
-        up=sparse.get("experts.gate_up_proj", num, 2 * middle, width),
-        down=sparse.get("experts.down_proj", num, width, middle),
+        up=LinearStack(sparse.get("experts.gate_up_proj", num, 2 * middle, width)),
+        down=LinearStack(sparse.get("experts.down_proj", num, width, middle)),
         act=F.silu,
         shared=dense,
     )

@@ -12,7 +12,7 @@ from agentcache.engine.native.families.parts import (
     norm,
 )
 from agentcache.engine.native.layers import Block, Layer
-from agentcache.engine.native.linear import Linear
+from agentcache.engine.native.linear import Linear, LinearStack
 from agentcache.engine.native.mamba1 import Mamba1
 from agentcache.engine.native.moe import Experts, best_of_softmax
 from agentcache.engine.native.recurrence import Convolution
@@ -80,7 +80,7 @@ def _feed_forward(config: Any, weights: Weights, num: int) -> Layer:
     experts = weights.at("experts")
     return Experts(
         route=best_of_softmax(router, config.num_experts_per_tok),
-        up=experts.get("gate_up_proj", num, 2 * middle, width),
-        down=experts.get("down_proj", num, width, middle),
+        up=LinearStack(experts.get("gate_up_proj", num, 2 * middle, width)),
+        down=LinearStack(experts.get("down_proj", num, width, middle)),
         act=activation(config.hidden_act),
     )

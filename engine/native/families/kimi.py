@@ -10,7 +10,7 @@ from agentcache.engine.native.delta import DeltaRule
 from agentcache.engine.native.families.parts import activation, assembled, gated_mlp, norm
 from agentcache.engine.native.kda import KDA
 from agentcache.engine.native.layers import Block, GatedNorm, Layer
-from agentcache.engine.native.linear import Linear
+from agentcache.engine.native.linear import Linear, LinearStack
 from agentcache.engine.native.mla import LatentAttention, LowRank
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
 from agentcache.engine.native.recurrence import Convolution
@@ -131,8 +131,8 @@ def _experts(config: Any, weights: Weights) -> Experts:
             least=1e-20,
             groups=(config.n_group, config.topk_group),
         ),
-        up=weights.get("experts.gate_up_proj", num, 2 * middle, width),
-        down=weights.get("experts.down_proj", num, width, middle),
+        up=LinearStack(weights.get("experts.gate_up_proj", num, 2 * middle, width)),
+        down=LinearStack(weights.get("experts.down_proj", num, width, middle)),
         act=activation(config.hidden_act),
         shared=gated_mlp(
             weights.at("shared_experts"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentcache.engine.native.families.parts import assembled, attention, norm
 from agentcache.engine.native.layers import Block, GatedMLP, Layer
-from agentcache.engine.native.linear import Linear
+from agentcache.engine.native.linear import Linear, LinearStack
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
 from agentcache.engine.native.recurrence import Convolution
 from agentcache.engine.native.rope import Rope
@@ -93,6 +93,6 @@ def _experts(config: Any, weights: Weights) -> Layer:
             scale=config.routed_scaling_factor,
             least=1e-6,
         ),
-        up=weights.get("experts.gate_up_proj", num, 2 * middle, width),
-        down=weights.get("experts.down_proj", num, width, middle),
+        up=LinearStack(weights.get("experts.gate_up_proj", num, 2 * middle, width)),
+        down=LinearStack(weights.get("experts.down_proj", num, width, middle)),
     )

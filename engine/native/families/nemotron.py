@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentcache.engine.native.families.parts import activation, assembled, attention, mamba2, norm
 from agentcache.engine.native.layers import Block, GatedNorm, Layer, PlainMLP
-from agentcache.engine.native.linear import Linear
+from agentcache.engine.native.linear import Linear, LinearStack
 from agentcache.engine.native.moe import Experts, best_by_sigmoid
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def _experts(config: Any, weights: Weights) -> Experts:
             normed=config.norm_topk_prob,
             scale=config.routed_scaling_factor,
         ),
-        up=experts.get("up_proj", num, middle, inner),
-        down=experts.get("down_proj", num, inner, middle),
+        up=LinearStack(experts.get("up_proj", num, middle, inner)),
+        down=LinearStack(experts.get("down_proj", num, inner, middle)),
         act=activation(config.mlp_hidden_act),
         gated=False,
         shared=_mlp(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentcache.engine.native.layers import Block
     from agentcache.engine.native.weights import Weights
 
-__all__ = ["activation", "assembled", "attention", "gated_mlp", "head_of", "mamba2", "norm"]
+__all__ = ["activation", "assembled", "attention", "gated_mlp", "mamba2", "norm"]
 
 
 _COMPILED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -139,19 +139,21 @@ def assembled(
     eps, offset: of the norm. more: what `NativeModel` takes besides.
     """
     model, width = weights.at("model"), config.hidden_size
-    table = model.get(f"{embedding}.weight", config.vocab_size, width)
+    rows, head = _ends(weights, model.get(f"{embedding}.weight", config.vocab_size, width))
     return NativeModel(
-        embedding=table,
+        embedding=rows,
         blocks=tuple(blocks),
         norm=norm(model, last_norm, width, eps, offset),
-        head=head_of(config, weights, table),
+        head=head,
         **more,
     )
 
 
-def head_of(config: Any, weights: Weights, embedding: Tensor) -> Linear:
-    """The output map; the embedding's rows where both are one."""
-    head = weights.get("lm_head.weight", *embedding.shape)
+def _ends(weights: Weights, embedding: Tensor) -> tuple[Linear, Linear]:
+    """Embedding and head, one object where their weights are the same."""
+    weight = weights.get("lm_head.weight", *embedding.shape)
     bias = weights.maybe("lm_head.bias", len(embedding))
-    is_shared = head.data_ptr() == embedding.data_ptr() or torch.equal(head, embedding)
-    return Linear(embedding if is_shared else head, bias, shared=is_shared)
+    if weight.data_ptr() == embedding.data_ptr() or torch.equal(weight, embedding):
+        both = Linear(embedding, bias, looked_up=True)
+        return both, both
+    return Linear(embedding, looked_up=True), Linear(weight, bias)

@@ -15,7 +15,7 @@ from agentcache.engine.native.families.parts import (
     norm,
 )
 from agentcache.engine.native.layers import Block, GatedNorm, Layer
-from agentcache.engine.native.linear import Linear
+from agentcache.engine.native.linear import Linear, LinearStack
 from agentcache.engine.native.moe import Experts, Opened, best_of_softmax, softmax_of_best
 from agentcache.engine.native.recurrence import Convolution
 from agentcache.engine.native.rope import Rope
@@ -145,8 +145,8 @@ def _experts(config: Any, weights: Weights, normed: bool) -> Experts:
     )
     return Experts(
         route=route(weights.get("gate.weight", num, width), config.num_experts_per_tok),
-        up=weights.get("experts.gate_up_proj", num, 2 * middle, width),
-        down=weights.get("experts.down_proj", num, width, middle),
+        up=LinearStack(weights.get("experts.gate_up_proj", num, 2 * middle, width)),
+        down=LinearStack(weights.get("experts.down_proj", num, width, middle)),
         act=activation(config.hidden_act),
         shared=Opened(shared, Linear.of(weights, "shared_expert_gate", 1, width)),
     )

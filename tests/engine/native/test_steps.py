@@ -34,6 +34,7 @@ RECORDABLE: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in COVERED},
     "windows": ("gemma3", {"hidden_activation": "silu"}),
     "without experts": ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]}),
+    "tied": ("qwen3", {"tie_word_embeddings": True}),
 }
 
 
@@ -325,7 +326,7 @@ def test_options_of_recordable_families(name: str, changes: dict[str, Any], coun
 
 @needs_compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["granitemoehybrid", "qwen3"])
+@pytest.mark.parametrize("name", RECORDABLE)
 def test_rounded_weights_are_those_that_count(name: str, dtype: torch.dtype) -> None:
     """Also after steps with the weights as they were, over the same pools."""
     backend = make_backend(name, dtype)
@@ -340,6 +341,7 @@ def test_rounded_weights_are_those_that_count(name: str, dtype: torch.dtype) -> 
     assert_same_memory(played, passed)
     assert bool(before.isfinite().all())
     check(backend, [[0, 1], [2]] * 3)
+    assert backend._steps is not None
 
 
 @needs_compiled
