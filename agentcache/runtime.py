@@ -73,14 +73,15 @@ class Runtime:
     was merged into the model; prefixes of different ones are kept apart. backend: "native", layers
     of our own, for the families that have them; "transformers" for every family; "auto" the native
     one where it is there and computes the same, else transformers. weight_format: "int8" rounds the
-    weights of linear maps to 8 bits, for the native backend on a CPU; by how much that moves logits
-    is logged. cuda_graphs: decode steps of the native backend are captured and launched as one, for
-    a model on a CUDA device. unproven: admit a model for which warm = cold has not been proven;
-    nothing is promised of it, which is logged, and it decodes sequences one by one. tool_form: how the model writes tool calls, where its template
-    does not tell. volatile: regular expressions; lines of the system prompt in which one is found
-    keep the text that a session first had there. store: a file or database URL that finished turns
-    are written to, or an open Store, which stays open. clock, seed: time and randomness. poison:
-    fill freed memory with NaN, so that a read of evicted data shows.
+    weights of linear maps, experts, embedding and head to 8 bits, for the native backend on a CPU;
+    by how much that moves logits is logged. cuda_graphs: decode steps of the native backend are
+    captured and launched as one, for a model on a CUDA device. unproven: admit a model for which
+    warm = cold has not been proven; nothing is promised of it, which is logged, and it decodes
+    sequences one by one. tool_form: how the model writes tool calls, where its template does not
+    tell. volatile: regular expressions; lines of the system prompt in which one is found keep the
+    text that a session first had there. store: a file or database URL that finished turns are
+    written to, or an open Store, which stays open. clock, seed: time and randomness. poison: fill
+    freed memory with NaN, so that a read of evicted data shows.
 
     Raises UnsupportedModel, UnsupportedOption, BudgetTooSmall, UnknownPolicy, StoreError.
 

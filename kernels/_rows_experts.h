@@ -85,27 +85,43 @@ typedef struct {
     int kind;
 } selection;
 
-enum { SELECTED = 16 };
+enum { SELECTED = 64, TOGETHER = 4 };
+
+/* A few outputs of some rows of one expert, brought together so that its weights are read, and
+   widened, once for all of them. */
+static void select_some(const selection *s, const int64_t *rows, int64_t num, int64_t from,
+                        int64_t to) {
+    float x[TOGETHER * WIDENED], y[TOGETHER * SELECTED];
+    int64_t expert = s->chosen[rows[0]];
+    product p = {.w = at(s->w, expert * s->out * s->in, s->kind), .x = x, .y = y, .rows = num,
+                 .in = s->in, .out = SELECTED, .first = -from, .kind = s->kind, .y_kind = F32,
+                 .wscale = s->wscale ? s->wscale + expert * s->out : NULL};
+    for (int64_t n = 0; n < num; n++) {
+        const float *given = s->x + rows[n] / s->repeat * s->in;
+        if (num == 1) p.x = (float *)given;
+        else memcpy(x + n * s->in, given, 4 * s->in);
+    }
+    outputs_of(&p, from, to);
+    for (int64_t n = 0; n < num; n++)
+        memcpy(s->y + rows[n] * s->out + from, y + n * SELECTED, 4 * (to - from));
+}
 
 /* Rows of one expert take turns at a few of its outputs, whose weights are then near by. */
 static void share_selection(const selection *s, int64_t t, int64_t threads) {
-    int64_t blocks = (s->out + 3) / 4;
+    int64_t blocks = (s->out + 3) / 4, together = s->in > WIDENED ? 1 : TOGETHER;
     int64_t from = 4 * (blocks * t / threads), to = 4 * (blocks * (t + 1) / threads);
     if (to > s->out) to = s->out;
     for (int64_t first = 0; first < s->rows; first++) {
         int64_t expert = s->chosen[first], before = 0;
         while (s->chosen[before] != expert) before++;
         if (before < first) continue;
-        product p = {.w = at(s->w, expert * s->out * s->in, s->kind), .rows = 1, .in = s->in,
-                     .out = s->out, .kind = s->kind, .y_kind = F32,
-                     .wscale = s->wscale ? s->wscale + expert * s->out : NULL};
         for (int64_t o = from; o < to; o += SELECTED) {
-            int64_t end = o + SELECTED < to ? o + SELECTED : to;
+            int64_t end = o + SELECTED < to ? o + SELECTED : to, rows[TOGETHER], num = 0;
             for (int64_t r = first; r < s->rows; r++) {
-                if (s->chosen[r] != expert) continue;
-                p.x = (float *)s->x + r / s->repeat * s->in;
-                p.y = s->y + r * s->out;
-                outputs_of(&p, o, end);
+                if (s->chosen[r] == expert) rows[num++] = r;
+                if (num < together && r + 1 < s->rows) continue;
+                if (num) select_some(s, rows, num, o, end);
+                num = 0;
             }
         }
     }

@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
@@ -25,6 +25,7 @@ from benchkit.shown import count, percent
 from agentcache import Runtime
 from agentcache.engine.tiny.dialogues import KINDS
 from agentcache.engine.tiny.evaluate import Tally, held_out_dialogues, judge
+from agentcache.types import WeightFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,12 +150,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the dialogues")
     parser.add_argument("--at-once", type=int, default=8, help="dialogues side by side")
     parser.add_argument("--model", default="tiny-agent", help="or a folder, as export writes it")
+    parser.add_argument("--weight-format", choices=get_args(WeightFormat), default="unchanged")
     parser.add_argument("--show-wrong", type=int, default=0, help="how many wrong replies to print")
     add_json_option(parser)
     args = parser.parse_args(argv)
     if min(args.dialogues, args.at_once) < 1:
         parser.error("--dialogues and --at-once have to be at least 1")
-    with Runtime.load(args.model) as runtime:
+    with Runtime.load(args.model, weight_format=args.weight_format) as runtime:
         seconds = conversation_seconds(runtime)
         tally, comparison = asyncio.run(run(runtime, args.dialogues, args.seed, args.at_once))
     lengths = range(1, 9)
@@ -184,7 +186,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "prompt tokens were cached when warm, none when cold"
     )
     ratios = {"prompt tokens cached": comparison.cached / comparison.prompt}
-    settings = {"dialogues": args.dialogues, "seed": args.seed, "model": args.model}
+    settings = {
+        "dialogues": args.dialogues,
+        "seed": args.seed,
+        "model": args.model,
+        "weight_format": args.weight_format,
+    }
     result = Result("bench/tiny/evaluate", rows, ratios, goals, settings)
     return emit(result, COLUMNS, args.json)
 
