@@ -141,7 +141,7 @@ def make_rows(
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("width", "middle"), [(64, 32), (20, 33), (5, 7), (4100, 10)])
+@pytest.mark.parametrize(("width", "middle"), [(64, 32), (20, 33), (5, 7)])
 def test_mix_matches_the_formula(
     width: int,
     middle: int,
