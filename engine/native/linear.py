@@ -104,7 +104,7 @@ class Linear(Roundable):
     def __call__(self, x: Tensor) -> Tensor:
         return _product(x, self.weight, self.weight_scale, self.bias, self.scale)
 
-    def rows(self, index: Tensor) -> Tensor:
+    def rows_of(self, index: Tensor) -> Tensor:
         """The weights of some outputs, by index [R] int64: [R, in] in the type they came in."""
         if self.weight_scale is None:
             return row_moves.gather(self.weight, index)

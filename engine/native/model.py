@@ -38,7 +38,7 @@ class NativeModel:
 
     def logits(self, tokens: Pass) -> Tensor:
         """Of the tokens whose logits are asked for, [wanted, vocab] float32."""
-        x = row_moves.scale(self.embedding.rows(tokens.ids), self.embedding_scale)
+        x = row_moves.scale(self.embedding.rows_of(tokens.ids), self.embedding_scale)
         for block in self.blocks:
             x = block(x, tokens)
             tokens.next_block()
