@@ -136,17 +136,17 @@ def _attend_gathered(
     scale: float,
 ) -> Tensor:
     """By PyTorch, among the latents, with nothing read on the host."""
-    to_keys, to_values = expand[:, :key_dim], expand[:, key_dim:]
-    moved = torch.einsum("rhk,hkc->rhc", q[..., :key_dim], to_keys)
+    wide, to_keys, to_values = q.float(), expand[:, :key_dim].float(), expand[:, key_dim:].float()
+    moved = torch.einsum("rhk,hkc->rhc", wide[..., :key_dim], to_keys)
 
     def read(slots: Tensor) -> tuple[Tensor, Tensor]:
-        found = latents[slots]
-        return torch.cat([found, shared[slots]], -1)[:, :, None], found[:, :, None]
+        found = latents[slots].float()
+        return torch.cat([found, shared[slots].float()], -1)[:, :, None], found[:, :, None]
 
-    moved = torch.cat([moved, q[..., key_dim:]], -1)
+    moved = torch.cat([moved, wide[..., key_dim:]], -1)
     widths = latents.shape[1] + shared.shape[1], latents.shape[1]
     found = attend_gathered(moved, read, runs, (1, *widths), scale=scale)
-    return torch.einsum("rhc,hvc->rhv", found, to_values).flatten(1)
+    return torch.einsum("rhc,hvc->rhv", found, to_values).flatten(1).to(q.dtype)
 
 
 def attends(q: Tensor, latents: Tensor, shared: Tensor, expand: Tensor) -> bool:

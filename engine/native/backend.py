@@ -98,10 +98,10 @@ class NativeBackend:
         """Where every operation of a step is a kernel that can be recorded."""
         if self.device.type != "cpu" or not rows.IS_COMPILED:
             return None
-        recorder = KernelRecorder()
-        if not is_recordable(self._model, self.kv_layout, self.state_layout, recorder, self.device):
+        layouts = self.kv_layout, self.state_layout
+        if not is_recordable(self._model, *layouts, KernelRecorder(), self.device):
             return None
-        return RecordedSteps(self._model, recorder)
+        return RecordedSteps(self._model, KernelRecorder())
 
     @torch.inference_mode()
     def _graphs(self) -> RecordedSteps:

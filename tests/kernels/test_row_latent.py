@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from testkit.rows import DTYPES, drawn, generator, needs_compiled
+from testkit.rows import DTYPES, drawn, generator, needs_compiled, runs_of
 from torch import Tensor
 
 from agentcache.kernels.row_attention import KeyRuns
@@ -80,7 +80,7 @@ def by_torch(q: Tensor, pool: Pool, expand: Tensor, key_dim: int) -> Tensor:
     """In float64, by keys and values of all heads."""
     latents, shared, runs = pool
     out = []
-    for query, own in zip(q.double(), runs, strict=True):
+    for query, own in zip(q.double(), runs_of(runs), strict=True):
         latent, common = (
             torch.cat([each[at : at + num] for at, num in own]).double()
             for each in (latents, shared)
@@ -172,11 +172,11 @@ def test_threads_rows_beside_it_and_places_change_nothing(sizes: Sizes, dtype: t
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         for num_rows in (1, 2, 3, len(lengths)):
-            runs = KeyRuns(pool[2].pairs, pool[2].firsts[: num_rows + 1])
+            runs = KeyRuns(pool[2].pairs, pool[2].firsts[: num_rows + 1], pool[2].most)
             y = attend(q[:num_rows], *pool[:2], runs, expand, **options)
             assert torch.equal(y, whole[:num_rows])
         for row in range(len(lengths)):
-            runs = KeyRuns(pool[2].pairs, pool[2].firsts[row : row + 2])
+            runs = KeyRuns(pool[2].pairs, pool[2].firsts[row : row + 2], pool[2].most)
             assert torch.equal(
                 attend(q[row][None], *pool[:2], runs, expand, **options)[0], whole[row]
             )
