@@ -13,10 +13,10 @@ from agentcache.clock import Clock, SystemClock
 from agentcache.config import CacheConfig
 from agentcache.engine.backends import check_backend_name, check_weight_format
 from agentcache.engine.chat import ChatFormat
+from agentcache.engine.describe import describe
 from agentcache.engine.loader import LoadedModel, fingerprint, load_model
 from agentcache.engine.messages import same_message
 from agentcache.engine.tokenizer import Tokenizer
-from agentcache.engine.transformers_backend import shape_of
 from agentcache.engine.verify import LOGIT_TOLERANCE
 from agentcache.errors import AgentCacheError, ConfigError, InvalidRequest
 from agentcache.policy.cost import prefill_flops
@@ -189,7 +189,7 @@ class Replayer:
         self._backend: BackendName = backend
         self._weight_format: WeightFormat = weight_format
         self._loaded: LoadedModel = load_model(model, adapter=adapter, unproven=unproven)
-        self._shape: ModelShape = shape_of(self._loaded.model, unproven=unproven)
+        self._shape: ModelShape = describe(self._loaded.model, unproven=unproven).shape
         self._answers = _Answers(self._loaded, self._shape.vocab_size)
 
     @property

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from agentcache.engine.describe import describe, text_config
 from agentcache.engine.native.backend import NativeBackend, has_native
-from agentcache.engine.transformers_backend import TransformersBackend
 from agentcache.engine.trial import try_out, warn_of_doubt
 from agentcache.errors import ModelError, UnsupportedModel, UnsupportedOption
 from agentcache.types import BackendName, WeightFormat
+
+if TYPE_CHECKING:
+    from agentcache.engine.transformers_backend import TransformersBackend
 
 __all__ = ["check_backend_name", "check_weight_format", "make_backend"]
 
@@ -129,6 +131,8 @@ def _native(model: Any, cuda_graphs: bool) -> NativeBackend:
 
 
 def _transformers(model: Any, unproven: bool) -> TransformersBackend:
+    from agentcache.engine.transformers_backend import TransformersBackend  # and modeling code
+
     backend = TransformersBackend(model, unproven=unproven)
     if backend.sample is not None:
         warn_of_doubt(backend, try_out(backend, backend.sample))

@@ -24,13 +24,15 @@ import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
-from transformers import GenerationConfig, GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+from transformers import GenerationConfig, GraniteMoeHybridConfig
 
 from agentcache.engine._model_folder import cache_home, ensure_folder
 from agentcache.errors import ModelNotFound, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from transformers import GraniteMoeHybridForCausalLM
 
     _Rule = Callable[["_Draw"], Tensor]
 
@@ -100,6 +102,9 @@ def build(config: GraniteMoeHybridConfig, *, seed: int = 0) -> GraniteMoeHybridF
     Raises `UnsupportedModel` for a config with parameters that no rule here covers (experts,
     attention biases).
     """
+    # not at the top: a model that is written already needs none of transformers' modeling code
+    from transformers import GraniteMoeHybridForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         model = GraniteMoeHybridForCausalLM(config)
     module: torch.nn.Module = model

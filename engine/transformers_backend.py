@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,14 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agentcache.engine.backend import Batch, Span
-    from agentcache.types import ModelShape
 
-__all__ = ["TransformersBackend", "shape_of"]
-
-
-def shape_of(model: Any, *, unproven: bool = False) -> ModelShape:
-    """The sizes of a loaded model. Raises UnsupportedModel."""
-    return describe(model, unproven=unproven).shape
+__all__ = ["TransformersBackend"]
 
 
 class TransformersBackend:
@@ -58,7 +53,8 @@ class TransformersBackend:
         self.shape = description.shape
         self.kv_layout = description.kv
         self.state_layout = description.state
-        family.install(model)
+        if family.install is not None:
+            resolve_name(family.install)(model)
         lay_out_for_few_rows(model)
         with code_of_others(self.model_type, self.doubt):
             model.set_attn_implementation(register_attention())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from agentcache.engine.describe import text_config
+from agentcache.engine.hymba import HymbaConfig
 from agentcache.engine.machine import available_bytes, mapped_bytes
 from agentcache.errors import ModelTooLarge
 
@@ -62,6 +64,8 @@ def free_bytes(model: Any) -> int:
 def auto_class(config: Any) -> Any:
     """The class to load a model with: a causal LM, else one that also sees, whose text model is
     used."""
+    if isinstance(config, HymbaConfig):
+        import_module("agentcache.engine.hymba.model")  # makes itself known to transformers
     known = type(config) in AutoModelForCausalLM._model_mapping
     return AutoModelForCausalLM if known else AutoModelForImageTextToText
 

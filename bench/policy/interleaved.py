@@ -22,9 +22,9 @@ from benchkit.runs import add_runs_options, read_runs, replay
 from benchkit.shown import count, mib, millis, percent
 
 from agentcache.engine.chat import ChatFormat
+from agentcache.engine.describe import describe
 from agentcache.engine.loader import load_model
 from agentcache.engine.tokenizer import Tokenizer
-from agentcache.engine.transformers_backend import shape_of
 from agentcache.policy.eviction import POLICIES as POLICY_KEYS
 from agentcache.replay.results import percentile
 from agentcache.replayer import Replayer, ReplayOptions
@@ -59,7 +59,7 @@ class Sizes:
     def __init__(self, model: str, max_turns: int | None) -> None:
         loaded = load_model(model)
         tokenizer = Tokenizer(loaded.tokenizer)
-        self._shape = shape_of(loaded.model)
+        self._shape = describe(loaded.model).shape
         self._max_turns = max_turns
         self._prompts = PromptBuilder(ChatFormat(tokenizer), tokenizer, self._shape.vocab_size)
         self._kv_bytes: dict[str, int] = {}

@@ -11,22 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
-    from torch import nn
 
     from agentcache.engine.backend import Span
     from agentcache.engine.sidecar_layers import Part
     from agentcache.pools.layout import KVSpec, StateSpec
     from agentcache.types import Mixer
 
-__all__ = ["Captures", "Family", "KeptLayer", "as_it_is"]
+__all__ = ["Captures", "Family", "KeptLayer"]
 
 Captures = Literal["mixer", "conv", "cut"]
 """Who sets a state from inside a pass aside: the mixer that was installed; the layer that keeps the
 convolutions, where those are all the state there is; or nobody, so that the pass is cut there."""
-
-
-def as_it_is(model: nn.Module) -> None:
-    """Leave a model's modules alone."""
 
 
 def _plain_cache(layers: list[Any]) -> Cache:
@@ -49,10 +44,12 @@ class Family:
     Sizes are not written down here: they are read off a short run of the loaded model (see
     `describe`), but for a family that does not hand them to its cache: keeps says them of a model,
     one entry per cache layer. mixer: what its state layers compute, for estimates of cost. install:
-    make a loaded model compute what the stock modules cannot. cache: an object of the class the
-    modeling code insists on, with our layers in it. gathers: keys and values are computed from what
-    the cache returns, so it has to return the whole history. refuses: why a config cannot be
-    admitted, by the flag neither. traps: what goes wrong here when nobody thinks of it.
+    "module:function", which makes a loaded model compute what the stock modules cannot; by name,
+    since such modules need transformers' modeling code, which takes memory and a second to import.
+    cache: an object of the class the modeling code insists on, with our layers in it. gathers: keys
+    and values are computed from what the cache returns, so it has to return the whole history.
+    refuses: why a config cannot be admitted, by the flag neither. traps: what goes wrong here when
+    nobody thinks of it.
 
     ragged: sequences of unequal length can share a pass; else they decode one by one. mask: what
     the modeling code needs as `attention_mask` for a config and a span. layer: makes the cache
@@ -63,7 +60,7 @@ class Family:
 
     model_types: tuple[str, ...]
     mixer: Mixer = "none"
-    install: Callable[[nn.Module], None] = as_it_is
+    install: str | None = None
     captures: Captures = "cut"
     keeps: Callable[[Any], tuple[KeptLayer, ...]] | None = None
     cache: Callable[[list[Any]], Cache] = _plain_cache

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from agentcache.engine.families.base import Family
-from agentcache.engine.mixers.delta import install_delta
-from agentcache.engine.mixers.kda import install_kda
 
 __all__ = ["FAMILIES"]
 
@@ -12,14 +10,14 @@ FAMILIES = (
     Family(
         ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lara_mini"),
         mixer="delta",
-        install=install_delta,
+        install="agentcache.engine.mixers.delta:install_delta",
         captures="mixer",
         traps=("lara_mini: freshly initialised it forgets at once, which hides a lost state",),
     ),
     Family(
         ("kimi_linear", "bailing_hybrid"),
         mixer="delta",
-        install=install_kda,
+        install="agentcache.engine.mixers.kda:install_kda",
         captures="mixer",
         gathers=True,
         traps=("what is cached of attention is a latent, expanded to keys and values afterwards",),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from agentcache.engine.families.base import Family, KeptLayer
-from agentcache.engine.hymba.takeover import install_hymba
+from agentcache.engine.hymba import HymbaConfig
 from agentcache.pools.layout import KVSpec, StateSpec
-
-if TYPE_CHECKING:
-    from agentcache.engine.hymba import HymbaConfig
 
 __all__ = ["FAMILIES"]
 
@@ -44,9 +41,9 @@ def _layer(config: HymbaConfig, layer_idx: int, dtype: torch.dtype) -> KeptLayer
 
 FAMILIES = (
     Family(
-        ("hymba",),
+        (HymbaConfig.model_type,),
         mixer="mamba1",
-        install=install_hymba,
+        install="agentcache.engine.hymba.takeover:install_hymba",
         captures="mixer",
         keeps=_keeps,
         refuses=lambda config: config.unsupported,

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentcache.engine.families.base import Family, KeptLayer
-from agentcache.engine.mixers.lightning import install_lightning, linear_layers
-from agentcache.engine.mixers.mamba1 import install_mamba1
-from agentcache.engine.mixers.rg_lru import install_rg_lru, recurrent_blocks
+from agentcache.engine.mixers.lightning import linear_layers
+from agentcache.engine.mixers.rg_lru import recurrent_blocks
 from agentcache.pools.layout import KVSpec, StateSpec
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ FAMILIES = (
     Family(
         ("jamba", "zamba", "falcon_mamba"),
         mixer="mamba1",
-        install=install_mamba1,
+        install="agentcache.engine.mixers.mamba1:install_mamba1",
         captures="mixer",
         traps=(
             "the stock scan begins at zeros, so only one token at a time continues a sequence",
@@ -77,7 +76,7 @@ FAMILIES = (
     Family(
         ("minimax",),
         mixer="mamba2",  # to which its linear attention comes down
-        install=install_lightning,
+        install="agentcache.engine.mixers.lightning:install_lightning",
         captures="mixer",
         keeps=_kept_by_minimax,
         cache=_minimax_cache,
@@ -90,7 +89,7 @@ FAMILIES = (
     Family(
         ("recurrent_gemma",),
         mixer="mamba1",
-        install=install_rg_lru,
+        install="agentcache.engine.mixers.rg_lru:install_rg_lru",
         captures="mixer",
         keeps=_kept_by_recurrent_gemma,
         traps=(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from agentcache.engine.families.base import Family
-from agentcache.engine.mixers.mamba2 import install_mamba2
 
 __all__ = ["FAMILIES"]
 
@@ -11,7 +10,7 @@ FAMILIES = (
     Family(
         ("granitemoehybrid", "bamba", "nemotron_h", "zamba2", "mamba2", "falcon_h1"),
         mixer="mamba2",
-        install=install_mamba2,
+        install="agentcache.engine.mixers.mamba2:install_mamba2",
         captures="mixer",
         traps=(
             "the stock one-token path changes states in place: rows are private copies",

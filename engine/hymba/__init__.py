@@ -1,18 +1,15 @@
 """Hymba, which transformers does not have: config, model and names of weights.
 
-Importing the package makes them known to transformers, so that its `from_pretrained` finds them.
+Importing the package makes the config known to transformers, importing `model` the rest, so that
+its `from_pretrained` finds them.
 """
 
 from __future__ import annotations
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from agentcache.engine.hymba.config import HymbaConfig
-from agentcache.engine.hymba.model import HymbaForCausalLM
-from agentcache.engine.hymba.weights import register_names
 
-__all__ = ["HymbaConfig", "HymbaForCausalLM"]
+__all__ = ["HymbaConfig"]
 
 AutoConfig.register(HymbaConfig.model_type, HymbaConfig, exist_ok=True)
-AutoModelForCausalLM.register(HymbaConfig, HymbaForCausalLM, exist_ok=True)
-register_names()

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 
 from agentcache.engine.hymba.config import HymbaConfig
 from agentcache.engine.hymba.mixer import Before, HymbaMixer, HymbaRMSNorm, Shared
+from agentcache.engine.hymba.weights import register_names
 from agentcache.errors import ModelError, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -248,3 +249,7 @@ class HymbaForCausalLM(HymbaPreTrainedModel, GenerationMixin):
         )
         hidden = slice_logits_to_keep(out.last_hidden_state, logits_to_keep)
         return CausalLMOutputWithPast(logits=self.lm_head(hidden), cache=out.cache)
+
+
+AutoModelForCausalLM.register(HymbaConfig, HymbaForCausalLM, exist_ok=True)
+register_names()

@@ -56,3 +56,16 @@ print(sorted({{"torch", "triton", "transformers"}} & set(sys.modules)))
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_runtime_imports_without_the_code_of_models():
+    code = """
+import sys
+from agentcache import Runtime
+heavy = {"transformers.activations", "transformers.modeling_utils", "sympy", "torch._dynamo"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from agentcache.engine.chat import ChatFormat
+from agentcache.engine.describe import describe
 from agentcache.engine.loader import load_model
 from agentcache.engine.tokenizer import Tokenizer
-from agentcache.engine.transformers_backend import shape_of
 from agentcache.errors import ConfigError, TraceDecodeError, TraceFormatError
 from agentcache.replay.need import NeedCounter
 from agentcache.replay.trace import read_paths
@@ -228,7 +228,7 @@ def test_runs_are_encoded_and_ordered_as_a_replay_does(loaded, encoder, folder, 
     for request in trace.requests:
         counter.add(request.ids, request.prompt_len)
 
-    assert counter.need_bytes(shape_of(loaded.model)) == replayer.need_bytes()
+    assert counter.need_bytes(describe(loaded.model).shape) == replayer.need_bytes()
     assert [(request.session, request.closes) for request in trace.requests] == [
         (replayer.trajectories[index].id, last) for index, _, last in replayer.order()
     ]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from transformers.activations import ACT2FN
 
 from agentcache.engine.native.attention import Attention
 from agentcache.engine.native.layers import GatedMLP, GatedNorm, RMSNorm
@@ -39,7 +38,11 @@ _COMPILED: dict[str, Callable[[Tensor], Tensor]] = {
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """An activation by transformers' name."""
     known = _COMPILED.get(name)
-    return ACT2FN[name] if known is None else known
+    if known is None:
+        from transformers.activations import ACT2FN  # brings transformers' modeling code
+
+        known = ACT2FN[name]
+    return known
 
 
 def norm(weights: Weights, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentcache.engine.hymba import HymbaConfig, HymbaForCausalLM
+from agentcache.engine.hymba import HymbaConfig
+from agentcache.engine.hymba.model import HymbaForCausalLM
 
 __all__ = ["SETTINGS", "hymba_reference", "tiny_hymba"]
 
