@@ -14,7 +14,8 @@ from agentcache.config import CacheConfig
 from agentcache.engine.backends import check_backend_name, check_weight_format
 from agentcache.engine.chat import ChatFormat
 from agentcache.engine.describe import describe
-from agentcache.engine.loader import LoadedModel, fingerprint, load_model
+from agentcache.engine.fingerprint import fingerprint
+from agentcache.engine.loader import LoadedModel, load_model
 from agentcache.engine.messages import same_message
 from agentcache.engine.tokenizer import Tokenizer
 from agentcache.engine.verify import LOGIT_TOLERANCE
@@ -188,7 +189,9 @@ class Replayer:
         self._unproven = unproven
         self._backend: BackendName = backend
         self._weight_format: WeightFormat = weight_format
-        self._loaded: LoadedModel = load_model(model, adapter=adapter, unproven=unproven)
+        self._loaded: LoadedModel = load_model(
+            model, adapter=adapter, unproven=unproven, backend=backend
+        )
         self._shape: ModelShape = describe(self._loaded.model, unproven=unproven).shape
         self._answers = _Answers(self._loaded, self._shape.vocab_size)
 

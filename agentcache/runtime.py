@@ -13,7 +13,8 @@ from agentcache.components.swa import SwaComponent
 from agentcache.config import CacheConfig
 from agentcache.engine.backends import check_backend_name, check_weight_format, make_backend
 from agentcache.engine.chat import ChatFormat
-from agentcache.engine.loader import fingerprint, load_model
+from agentcache.engine.fingerprint import fingerprint
+from agentcache.engine.loader import load_model
 from agentcache.engine.loop import Engine, Submission
 from agentcache.engine.machine import release_memory
 from agentcache.engine.threads import release_team, use_threads
@@ -210,6 +211,7 @@ class Runtime:
             adapter=adapter,
             cache_bytes=cache.budget_bytes or 0,
             unproven=unproven,
+            backend=backend,
         )
         return cls(
             loaded.model,

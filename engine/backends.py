@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from agentcache.engine.describe import describe, text_config
+from agentcache.engine.mapped import MappedModel
 from agentcache.engine.native.backend import NativeBackend, has_native
-from agentcache.engine.trial import try_out, warn_of_doubt
+from agentcache.engine.proofs import keep_proof
+from agentcache.engine.trial import logits_of, try_out, warn_of_doubt
 from agentcache.errors import ModelError, UnsupportedModel, UnsupportedOption
 from agentcache.types import BackendName, WeightFormat
 
@@ -48,7 +51,7 @@ def make_backend(
     weight_format: WeightFormat = "unchanged",
     cuda_graphs: bool = False,
 ) -> NativeBackend | TransformersBackend:
-    """A backend that takes a loaded model over.
+    """A backend that takes a model over, of transformers or mapped from its files.
 
     name: "auto" takes the native backend for families it describes, and then only if it computes
     what the model's own code computes of a few tokens; everything else goes by transformers.
@@ -67,7 +70,7 @@ def make_backend(
             "transformers"
         )
     if weight_format == "int8":
-        _round(model, backend)
+        _round(backend)
     return backend
 
 
@@ -75,6 +78,12 @@ def _choose(
     model: Any, name: BackendName, unproven: bool, cuda_graphs: bool
 ) -> NativeBackend | TransformersBackend:
     model_type = text_config(model.config).model_type
+    if isinstance(model, MappedModel):
+        if name != "transformers":
+            with suppress(ModelError):
+                # which a proof says is right
+                return NativeBackend(model, cuda_graphs=cuda_graphs)
+        model = model.stock()
     if name == "transformers" or (name == "auto" and not has_native(model_type)):
         return _transformers(model, unproven)
     try:
@@ -92,23 +101,22 @@ def _choose(
         return _transformers(model, unproven)
 
 
-def _round(model: Any, backend: NativeBackend | TransformersBackend) -> None:
+def _round(backend: NativeBackend | TransformersBackend) -> None:
     """Round weights to int8, and say what that costs."""
     if not isinstance(backend, NativeBackend):
         raise UnsupportedOption(
             f"weight_format='int8' needs the native backend, and this {backend.model_type} model "
             "goes by transformers"
         )
-    sample = describe(model).sample
-    assert sample is not None, "families with a native backend are described by a run of theirs"
+    before = logits_of(backend)
     num = backend.round_weights()
-    trial = try_out(backend, sample)
+    trial = try_out(backend, before)
     backend.rounding_error = trial.typical
     logging.getLogger("agentcache").info(
         "%d weights are kept in 8 bits; on %d tokens that moves logits by %.1e of their deviation "
         "(root mean square), at most %.1e",
         num,
-        len(sample),
+        len(before),
         trial.typical,
         trial.greatest,
     )
@@ -117,7 +125,8 @@ def _round(model: Any, backend: NativeBackend | TransformersBackend) -> None:
 def _native(model: Any, cuda_graphs: bool) -> NativeBackend:
     """The native backend, tried out. Raises UnsupportedModel, and ModelError if it is wrong."""
     backend = NativeBackend(model, cuda_graphs=cuda_graphs)
-    sample = describe(model).sample
+    description = describe(model)
+    sample = description.sample
     assert sample is not None, "families with a native backend are described by a run of theirs"
     trial = try_out(backend, sample)
     is_half = backend.dtype.itemsize < torch.float32.itemsize
@@ -127,6 +136,7 @@ def _native(model: Any, cuda_graphs: bool) -> NativeBackend:
             f"on {len(sample)} tokens it is off by {error:.1e} of the logits' deviation; take "
             "backend='transformers', and please report the model"
         )
+    keep_proof(model, description, error)
     return backend
 
 

@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from agentcache.engine.families import Family
     from agentcache.types import IntArray
 
-__all__ = ["Description", "KeptLayer", "describe", "sample_ids", "text_config"]
+__all__ = [
+    "Description",
+    "KeptLayer",
+    "describe",
+    "layouts",
+    "remember",
+    "sample_ids",
+    "text_config",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +71,16 @@ def describe(model: Any, *, unproven: bool = False) -> Description:
     """
     admission = admit(text_config(model.config), unproven=unproven)
     known: Description | None = vars(model).get(_NAME)
-    if known is None:  # remembered with the model: once taken over it cannot run as it was
-        known = vars(model)[_NAME] = _describe(model, admission)
+    if known is None:
+        model.eval()
+        known = remember(model, _describe(model, admission))
     return known
+
+
+def remember(model: Any, description: Description) -> Description:
+    """Keep a description with its model, which cannot run as it was once it is taken over."""
+    vars(model)[_NAME] = description
+    return description
 
 
 _NAME = "agentcache_description"
@@ -89,12 +104,7 @@ def _describe(model: Any, admission: Admission) -> Description:
             sample = _own_logits(model)  # built without memory it is only described
     if admission.doubt is not None:
         _check_kept(config.model_type, family, layers)
-    kv = KVLayout(
-        tuple(layer.kv for layer in layers if layer.kv is not None),
-        model.dtype,
-        tuple(dict.fromkeys(part.spec for layer in layers for part in layer.parts)),
-    )
-    state = StateLayout(tuple(spec for layer in layers for spec in layer.states))
+    kv, state = layouts(layers, model.dtype)
     shape = ModelShape(
         hidden_dim=config.hidden_size,
         vocab_size=config.vocab_size,
@@ -105,6 +115,16 @@ def _describe(model: Any, admission: Admission) -> Description:
         checkpoint_bytes=sum(spec.num_bytes for spec in state.specs) + _window_bytes(kv),
     )
     return Description(family, shape, kv, state, layers, admission.doubt, sample)
+
+
+def layouts(layers: tuple[KeptLayer, ...], dtype: torch.dtype) -> tuple[KVLayout, StateLayout]:
+    """How what all layers keep lies in memory; dtype: of KV."""
+    kv = KVLayout(
+        tuple(layer.kv for layer in layers if layer.kv is not None),
+        dtype,
+        tuple(dict.fromkeys(part.spec for layer in layers for part in layer.parts)),
+    )
+    return kv, StateLayout(tuple(spec for layer in layers for spec in layer.states))
 
 
 _ANY_LEN = 2**31 - 1

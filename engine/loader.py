@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from agentcache.engine.admission import admit
 from agentcache.engine.describe import text_config
 from agentcache.engine.embedded import EMBEDDED_NAMES
 from agentcache.engine.machine import available_bytes
+from agentcache.engine.proofs import find_proven, remember_subject, subject_of
 from agentcache.engine.source import find_source, first_line, hub_hint, ways_to_name
 from agentcache.engine.weights import auto_class, check_fits
 from agentcache.errors import ModelNotFound
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentcache.engine.source import Source
-    from agentcache.engine.tokenizer import Tokenizer
-    from agentcache.types import WeightFormat
+    from agentcache.types import BackendName
 
-__all__ = ["LoadedModel", "fingerprint", "load_model"]
+__all__ = ["LoadedModel", "load_model"]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A transformers model and its tokenizer. adapter: digest of what was merged into it."""
+    """A transformers model, or one mapped from its files, and its tokenizer. adapter: digest of
+    what was merged into it."""
 
     model: Any
     tokenizer: Any
@@ -49,13 +49,16 @@ def load_model(
     adapter: str | Path | None = None,
     cache_bytes: int = 0,
     unproven: bool = False,
+    backend: BackendName = "transformers",
 ) -> LoadedModel:
     """Load an embedded model, a folder, a GGUF file, or a Hub id.
 
     dtype: of the weights; by default what the config says, else float32, as always for GGUF.
     adapter: folder or Hub id of a LoRA adapter to merge into the weights. cache_bytes: what a cache
-    will take beside them. unproven: load what has not been proven too. The network is reached for
-    only where a Hub id's files are not here and HF_HUB_OFFLINE is not set.
+    will take beside them. unproven: load what has not been proven too. backend: what is to compute
+    the model; where that may be the native one, and it is known to be right, what comes is a
+    `MappedModel`. The network is reached for only where a Hub id's files are not here and
+    HF_HUB_OFFLINE is not set.
 
     Raises, before any weight is read: ModelNotFound, naming what was tried; UnsupportedModel;
     UnsupportedOption where a package is missing; ModelTooLarge where weights and cache do not fit
@@ -72,13 +75,16 @@ def load_model(
         raise ModelNotFound(
             f"no model at {str(name)!r}: {first_line(error)}; {remedy}{ways_to_name()}"
         ) from error
-    admit(text_config(config), unproven=unproven)
+    admission = admit(text_config(config), unproven=unproven)
     merged = None if adapter is None else find_adapter(adapter)
     quiet = _without_bar() if str(name) in EMBEDDED_NAMES else nullcontext()
     try:
         check_fits(source, config, dtype, cache_bytes, available_bytes())
         with quiet:
-            model = _weights(source, config, dtype)
+            if backend == "transformers" or merged is not None or admission.doubt is not None:
+                model = _weights(source, config, dtype)
+            else:
+                model = _proven_weights(source, config, dtype)
         tokenizer = source.load(AutoTokenizer.from_pretrained)
     except (OSError, ValueError, SafetensorError) as error:
         remedy = "; " + hub_hint() if source.is_hub else ""
@@ -89,6 +95,19 @@ def load_model(
     if merged is None:
         return LoadedModel(model, tokenizer)
     return LoadedModel(merged.merge(model), tokenizer, merged.digest())
+
+
+def _proven_weights(source: Source, config: Any, dtype: torch.dtype | None) -> Any:
+    """The model without its code, where there is a proof of it; else one to be written about."""
+    stock = partial(_weights, source, config, dtype)
+    subject = subject_of(source, config, dtype)
+    if subject is None:
+        return stock()
+    model = find_proven(subject, stock)
+    if model is None:
+        model = stock()
+        remember_subject(model, subject)
+    return model
 
 
 def _weights(source: Source, config: Any, dtype: torch.dtype | None) -> Any:
@@ -109,26 +128,3 @@ def _without_bar() -> Iterator[None]:
     finally:
         if was_enabled:
             hf_logging.enable_progress_bar()
-
-
-def fingerprint(model: Any, tokenizer: Tokenizer, weight_format: WeightFormat = "unchanged") -> str:
-    """Hex digest of everything a cached state depends on besides its tokens.
-
-    Weights with their names, shapes and dtypes, what they are rounded to, the config, and the
-    tokenizer with its template; each part is length-prefixed.
-    """
-    out = hashlib.sha256()
-
-    def add(data: bytes | memoryview) -> None:
-        out.update(len(data).to_bytes(8, "little"))
-        out.update(data)
-
-    if weight_format != "unchanged":
-        add(weight_format.encode())
-
-    add(json.dumps(model.config.to_dict(), sort_keys=True, default=str).encode())
-    add(tokenizer.fingerprint.encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        add(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        add(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
-    return out.hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import platform
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["available_bytes", "core_count", "mapped_bytes", "own_cpus", "release_memory"]
+__all__ = [
+    "available_bytes",
+    "core_count",
+    "mapped_bytes",
+    "own_cpus",
+    "processor",
+    "release_memory",
+]
 
 _ROOT = Path("/")
 
@@ -39,6 +47,15 @@ def release_memory() -> None:
     leaves it what was needed for a moment."""
     with suppress(AttributeError, OSError, TypeError):  # other C libraries need no telling
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def processor(root: Path = _ROOT) -> str:
+    """What processor this is and what instructions it has, as far as the system tells."""
+    first, _, _ = _read(root / "proc/cpuinfo").partition("\n\n")
+    pairs = (line.partition(":") for line in first.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    told = [fields.get(name, "") for name in ("model name", "CPU part", "flags", "Features")]
+    return "\n".join([platform.machine(), platform.processor(), *told])
 
 
 def own_cpus() -> frozenset[int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentcache.engine.native.backend import NativeBackend
     from agentcache.engine.transformers_backend import TransformersBackend
 
-__all__ = ["Trial", "try_out", "warn_of_doubt"]
+__all__ = ["Trial", "logits_of", "try_out", "warn_of_doubt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def try_out(backend: NativeBackend | TransformersBackend, sample: torch.Tensor) 
     """Whether the model computes over our memory at all, and how far off it is.
 
     In two passes, from a checkpoint taken inside the first, and in a step; against its own code
-    without a cache. sample: what that code says of
+    without a cache. sample: what that code, or the backend earlier, says of
     `sample_ids`, [T, vocab] float32. Raises UnsupportedModel where a model in doubt fails.
     """
     tokens = sample_ids(backend.shape.vocab_size)
@@ -53,6 +53,14 @@ def try_out(backend: NativeBackend | TransformersBackend, sample: torch.Tensor) 
     if not gaps.isfinite().all():
         return Trial(math.inf, math.inf)
     return Trial(float(gaps.abs().max()), float(gaps.square().mean().sqrt()))
+
+
+def logits_of(backend: NativeBackend) -> torch.Tensor:
+    """What a backend says of `sample_ids` in one pass, [T, vocab] float32."""
+    tokens = sample_ids(backend.shape.vocab_size)
+    memory = Memory(backend, np.random.default_rng(0), room=len(tokens))
+    logits, _ = memory.extend(memory.start(), tokens)
+    return logits
 
 
 def warn_of_doubt(backend: TransformersBackend, trial: Trial) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from agentcache.engine.describe import text_config
 from agentcache.engine.hymba import HymbaConfig
 from agentcache.engine.machine import available_bytes, mapped_bytes
+from agentcache.engine.weight_files import stored_in, weight_files
 from agentcache.errors import ModelTooLarge
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def weight_bytes(source: Source, config: Any, dtype: torch.dtype | None) -> int:
     By the headers of its safetensors files; without such files, and where packed weights are
     unpacked on loading, by building the model without memory. dtype: as for `load_model`.
     """
-    shards = _shards(source.folder) if source.gguf is None else ()
+    shards = weight_files(source.folder) if source.gguf is None else ()
     if not shards or _is_unpacked(config):
         return _built_bytes(config, dtype)
     is_packed = getattr(config, "quantization_config", None) is not None
@@ -58,7 +58,8 @@ def free_bytes(model: Any) -> int:
         return int(torch.cuda.mem_get_info(model.device)[0])
     # Weights that are mapped from a file count as available, for they can be read again: not
     # without reading them again for every token.
-    return max(0, available_bytes() - min(mapped_bytes(), _tensor_bytes(model)))
+    weights = sum(weight.nbytes for weight in model.parameters())
+    return max(0, available_bytes() - min(mapped_bytes(), weights))
 
 
 def auto_class(config: Any) -> Any:
@@ -82,34 +83,14 @@ def _is_unpacked(config: Any) -> bool:
     return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
 
 
-def _shards(folder: Path | None) -> tuple[Path, ...]:
-    """The safetensors files of a folder; none unless they are all there."""
-    if folder is None:
-        return ()
-    try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        names = sorted(set(index["weight_map"].values()))
-    except FileNotFoundError:
-        names = ["model.safetensors"]
-    shards = tuple(folder / name for name in names)
-    return shards if all(shard.is_file() for shard in shards) else ()
-
-
 def _shard_bytes(path: Path, target: torch.dtype | None) -> int:
-    """What the tensors of a file take. Its header is a length and JSON."""
-    with path.open("rb") as file:
-        header_len = int.from_bytes(file.read(8), "little")
-        if header_len > path.stat().st_size:
-            raise ValueError(f"{path.name} is no safetensors file, or not the whole of it")
-        header: dict[str, Any] = json.loads(file.read(header_len))
-    total = 0
-    for tensor in (header[name] for name in header if name != "__metadata__"):
-        begin, end = tensor["data_offsets"]
-        if target is not None and tensor["dtype"] in _FLOATS:
-            total += math.prod(tensor["shape"]) * target.itemsize
-        else:
-            total += end - begin
-    return total
+    """What the tensors of a file take."""
+    return sum(
+        tensor.num_bytes
+        if target is None or tensor.dtype not in _FLOATS
+        else math.prod(tensor.shape) * target.itemsize
+        for tensor in stored_in(path).values()
+    )
 
 
 def _built_bytes(config: Any, dtype: torch.dtype | None) -> int:

@@ -206,6 +206,11 @@ class _KernelsOnly(TorchDispatchMode):
                 return seen
         raise Unrecordable(f"{func} is none of the kernels")
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To keep torch.compile out of here PyTorch would import it, and sympy: 60 MB, a second."""
+        return False
+
 
 _TAKE_IN = torch.ops.aten.lift_fresh.default
 """Of `torch.tensor`, whose numbers are gone after the recording."""

@@ -1,4 +1,4 @@
-"""The native backend: a loaded model's weights in layers of our own."""
+"""The native backend: a model's weights in layers of our own."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ def has_native(model_type: str) -> bool:
 
 
 class NativeBackend:
-    """Takes a loaded causal LM over: from here on its weights are ours.
+    """Takes a causal LM over, loaded or mapped: from here on its weights are ours.
 
-    Spans of any length share a pass. cuda_graphs: decode steps are captured, once for each number of
-    sequences and power of two of keys. rounding_error: what rounding its weights has moved logits by,
-    in units of their deviation, root mean square.
+    Spans of any length share a pass. cuda_graphs: decode steps are captured, once for each number
+    of sequences and power of two of keys. rounding_error: what rounding its weights has moved
+    logits by, in units of their deviation, root mean square.
 
     Raises UnsupportedModel where its family has no description here or the model is not proven,
-    ModelError where description and weights do not fit, and UnsupportedOption where there is nothing
-    to capture graphs with.
+    ModelError where description and weights do not fit, and UnsupportedOption where there is
+    nothing to capture graphs with.
     """
 
     max_extend_batch = 64
 
     def __init__(self, model: Any, *, cuda_graphs: bool = False) -> None:
-        model.eval()
         config = text_config(model.config)
         self.model_type: str = config.model_type
         if self.model_type not in NATIVE:
