@@ -71,6 +71,8 @@ def make_backend(
         )
     if weight_format == "int8":
         _round(backend)
+    if isinstance(backend, NativeBackend):
+        backend.move_weights()
     return backend
 
 

@@ -58,7 +58,7 @@ def free_bytes(model: Any) -> int:
         return int(torch.cuda.mem_get_info(model.device)[0])
     # Weights that are mapped from a file count as available, for they can be read again: not
     # without reading them again for every token.
-    weights = sum(weight.nbytes for weight in model.parameters())
+    weights: int = sum(weight.nbytes for weight in model.parameters())
     return max(0, available_bytes() - min(mapped_bytes(), weights))
 
 

@@ -186,7 +186,8 @@ def attend_gathered(
         total = total * kept + weights.sum(-1)
         found = torch.einsum("rhgn,rnhd->rhgd", weights, values.float())
         y = y * kept[..., None] + found
-    return (y / total[..., None]).flatten(1, 2).to(q.dtype)
+    y /= total[..., None]
+    return y.flatten(1, 2).to(q.dtype)
 
 
 def _attends(q: Tensor, keys: Tensor, values: Tensor) -> bool:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentcache.engine.describe import describe, text_config
+from agentcache.engine.machine import drop_file_pages
 from agentcache.engine.native.families import NATIVE
+from agentcache.engine.native.large_pages import move_weights
 from agentcache.engine.native.packing import Pass
 from agentcache.engine.native.steps import RecordedSteps, is_recordable
 from agentcache.engine.native.weights import Weights
@@ -77,6 +79,15 @@ class NativeBackend:
             part.round_to_int8()
         self._steps = self._recorded_steps()  # what was recorded reads the weights as they were
         return num
+
+    def move_weights(self) -> int:
+        """Put weights on a CPU into memory of large pages, where that is to be had; returns how
+        many bytes. What was read of their files is let go of."""
+        moved = move_weights(self._model.roundable())
+        if moved:
+            drop_file_pages(".safetensors")
+            self._steps = self._recorded_steps()  # these know addresses
+        return moved
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> list[torch.Tensor]:

@@ -34,8 +34,8 @@ class Weighted(Protocol):
 
 
 def move_weights(parts: Iterable[Weighted]) -> int:
-    """Copy the weights of these, on a CPU, into one piece of memory in large pages; returns how many
-    bytes that are.
+    """Copy the weights of these, on a CPU, into one piece of memory in large pages; returns how
+    many bytes that are.
 
     Nothing is moved, and it returns 0, where the system offers no such pages or has no memory, and
     where there are few weights.
