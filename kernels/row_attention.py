@@ -170,7 +170,8 @@ def attend_gathered(
     (slots, is_there), (kv_heads, key_dim, value_dim) = runs.slots, sizes
     q_heads = q.float().unflatten(1, (kv_heads, -1))
     largest = q_heads.new_full(q_heads.shape[:-1], float("-inf"))
-    total, y = torch.zeros_like(largest), q_heads.new_zeros((*largest.shape, value_dim))
+    total = torch.zeros_like(largest)
+    y: Tensor = q_heads.new_zeros((*largest.shape, value_dim))
     if sinks is not None:
         largest = sinks.float().view(kv_heads, -1).expand_as(largest)
         total = torch.ones_like(largest)

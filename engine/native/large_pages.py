@@ -45,7 +45,7 @@ def move_weights(parts: Iterable[Weighted]) -> int:
     if total < _LEAST or not _are_offered():
         return 0
     try:
-        memory = mmap.mmap(-1, total + _PAGE)
+        memory = mmap.mmap(-1, total + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
         return 0
     memory.madvise(mmap.MADV_HUGEPAGE)
