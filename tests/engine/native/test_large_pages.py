@@ -1,0 +1,123 @@
+"""Weights in memory of large pages are the same weights."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from agentcache.engine.backends import make_backend
+from agentcache.engine.families.tiny import build
+from agentcache.engine.machine import drop_file_pages, mapped_bytes
+from agentcache.engine.native import large_pages
+from agentcache.engine.native.backend import NativeBackend
+from agentcache.engine.native.large_pages import move_weights
+from agentcache.engine.native.linear import Linear, LinearStack
+from agentcache.engine.trial import logits_of
+
+if TYPE_CHECKING:
+    from agentcache.types import WeightFormat
+
+needs_large_pages = pytest.mark.skipif(
+    not large_pages._are_offered(), reason="the kernel offers no large pages"
+)
+
+
+@pytest.fixture
+def all_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_pages, "_LEAST", 0)
+
+
+def huge_bytes() -> int:
+    text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    (line,) = (line for line in text.splitlines() if line.startswith("AnonHugePages"))
+    return int(line.split()[1]) * 1024
+
+
+@needs_large_pages
+def test_weights_move_and_stay_the_same() -> None:
+    rng = torch.Generator().manual_seed(0)
+    kept = [torch.randn(shape, generator=rng) for shape in ((900, 1000), (3, 700, 1001), (5, 7))]
+    parts = [Linear(kept[0].clone()), LinearStack(kept[1].clone()), Linear(kept[2].bfloat16())]
+    before, places = huge_bytes(), [part.weight.data_ptr() for part in parts]
+    moved = move_weights(parts)
+    assert moved >= sum(part.weight.nbytes for part in parts)
+    assert all(part.weight.data_ptr() not in places for part in parts)
+    assert all(part.weight.data_ptr() % 64 == 0 for part in parts)
+    for part, weight in zip(parts, kept, strict=True):
+        assert torch.equal(part.weight, weight.to(part.weight.dtype))
+    assert huge_bytes() - before >= moved - 2 * large_pages._PAGE
+    del parts, part
+    gc.collect()
+    assert huge_bytes() <= before
+
+
+def test_few_weights_stay() -> None:
+    part = Linear(torch.ones(10, 10))
+    place = part.weight.data_ptr()
+    assert move_weights([part]) == 0
+    assert part.weight.data_ptr() == place
+
+
+@pytest.mark.usefixtures("all_move")
+@pytest.mark.parametrize("text", ["always madvise [never]\n", None])
+def test_without_large_pages_weights_stay(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = tmp_path / "enabled"
+    if text is not None:
+        offered.write_text(text)
+    monkeypatch.setattr(large_pages, "_OFFERED", offered)
+    assert move_weights([Linear(torch.ones(10, 10))]) == 0
+
+
+@pytest.mark.usefixtures("all_move")
+def test_where_there_is_no_memory_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(large_pages.mmap, "mmap", refuse)
+    assert move_weights([Linear(torch.ones(10, 10))]) == 0
+
+
+@pytest.mark.usefixtures("all_move")
+@needs_large_pages
+@pytest.mark.parametrize("weight_format", ["unchanged", "int8"])
+@pytest.mark.parametrize("name", ["granitemoehybrid_moe", "llama", "kimi_linear"])
+def test_a_backend_computes_the_same(name: str, weight_format: WeightFormat) -> None:
+    """Also where a head is tied to the embedding, and steps were recorded before."""
+    moved = make_backend(build(name), weight_format=weight_format)
+    plain = NativeBackend(build(name))
+    if weight_format == "int8":
+        plain.round_weights()
+    assert isinstance(moved, NativeBackend)
+    assert (moved._steps is None) == (plain._steps is None)
+    places = {part.weight.data_ptr() >> 21 for part in moved._model.roundable()}
+    assert len(places) <= 2
+    assert torch.equal(logits_of(moved), logits_of(plain))
+
+
+def test_files_that_were_read_are_let_go_of(tmp_path: Path) -> None:
+    """What was written to is not, and all can be read again."""
+    size = 1 << 22
+    for name in ("clean.weights", "written.weights", "other"):
+        (tmp_path / name).write_bytes(bytes([7]) * size)
+
+    def mapped(name: str) -> torch.Tensor:
+        return torch.from_file(str(tmp_path / name), size=size, dtype=torch.uint8)
+
+    clean, written, other = (mapped(each) for each in ("clean.weights", "written.weights", "other"))
+    assert [int(each.sum()) for each in (clean, written, other)] == [7 * size] * 3
+    written[5] = 3
+    before = mapped_bytes()
+    assert drop_file_pages(".weights") >= size
+    assert before - mapped_bytes() >= size
+    assert int(written[5]) == 3
+    assert int(clean.sum()) == int(other.sum()) == 7 * size
+
+
+def test_a_system_without_lists_of_mappings_lets_go_of_nothing(tmp_path: Path) -> None:
+    assert drop_file_pages("", tmp_path) == 0
