@@ -253,7 +253,7 @@ def _code() -> str:
     """Digest of what else results and proofs follow from: our code, torch and transformers."""
     rooms = [Path(module).parent for module in (__file__, rows.__file__, layout.__file__)]
     files = [file for room in rooms for file in sorted(room.rglob("*")) if file.suffix in _SUFFIXES]
-    code = [memoryview(file.read_bytes()) for file in [*files, Path(types.__file__)]]
+    code = (memoryview(file.read_bytes()) for file in [*files, Path(types.__file__)])
     return digest_of([torch.__version__, version("transformers"), *code])
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub.constants
 import pytest
 import torch
 from testkit.models import tokenizer
@@ -109,6 +110,21 @@ def test_weights_in_several_files_are_mapped(tmp_path: Path) -> None:
     mapped = load(tmp_path)
     assert isinstance(mapped, MappedModel)
     assert computed_digest(mapped) == computed_digest(stock)
+
+
+def test_a_model_in_the_hubs_cache_is_mapped_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--some--llama"
+    shutil.copytree(folder, repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    first = load_model("some/llama", backend="auto").model
+    assert isinstance(make_backend(first), NativeBackend)
+    second = load_model("some/llama", backend="auto").model
+    assert isinstance(second, MappedModel)
+    assert isinstance(load(folder), MappedModel)  # the same files
 
 
 def test_a_tied_head_is_there_under_both_names_and_once(tmp_path: Path) -> None:
