@@ -190,6 +190,7 @@ class Runtime:
         dtype: torch.dtype | None = None,
         adapter: str | Path | None = None,
         threads: int | None = None,
+        device: str = "cpu",
         cache: CacheConfig | None = None,
         unproven: bool = False,
         **options: Any,
@@ -198,8 +199,9 @@ class Runtime:
 
         adapter: folder or Hub id of a LoRA adapter, merged into the weights. threads: of torch, for
         the whole process; None takes one per physical core, unless the process has set a number.
-        backend, unproven: as for the constructor. Raises ModelNotFound,
-        ModelTooLarge, UnsupportedModel, ConfigError, and what the constructor raises.
+        device: where the model and its cache lie, as torch names it, such as "cuda". backend,
+        unproven: as for the constructor. Raises ModelNotFound, ModelTooLarge, UnsupportedModel,
+        ConfigError, and what the constructor raises.
         """
         check_backend_name(backend)
         check_weight_format(options.get("weight_format", "unchanged"))
@@ -212,6 +214,7 @@ class Runtime:
             cache_bytes=cache.budget_bytes or 0,
             unproven=unproven,
             backend=backend,
+            device=device,
         )
         return cls(
             loaded.model,

@@ -20,7 +20,7 @@ from agentcache.engine.machine import available_bytes
 from agentcache.engine.proofs import find_proven, remember_subject, subject_of
 from agentcache.engine.source import find_source, first_line, hub_hint, ways_to_name
 from agentcache.engine.weights import auto_class, check_fits
-from agentcache.errors import ModelNotFound
+from agentcache.errors import ModelNotFound, UnsupportedOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +50,7 @@ def load_model(
     cache_bytes: int = 0,
     unproven: bool = False,
     backend: BackendName = "transformers",
+    device: str = "cpu",
 ) -> LoadedModel:
     """Load an embedded model, a folder, a GGUF file, or a Hub id.
 
@@ -57,14 +58,17 @@ def load_model(
     adapter: folder or Hub id of a LoRA adapter to merge into the weights. cache_bytes: what a cache
     will take beside them. unproven: load what has not been proven too. backend: what is to compute
     the model; where that may be the native one, and it is known to be right, what comes is a
-    `MappedModel`. The network is reached for only where a Hub id's files are not here and
-    HF_HUB_OFFLINE is not set.
+    `MappedModel`. device: where it goes once it is loaded; a cache takes none of the memory here
+    then. The network is reached for only where a Hub id's files are not here and HF_HUB_OFFLINE is
+    not set.
 
     Raises, before any weight is read: ModelNotFound, naming what was tried; UnsupportedModel;
-    UnsupportedOption where a package is missing; ModelTooLarge where weights and cache do not fit
+    UnsupportedOption where a package or the device is missing; ModelTooLarge where weights and cache do not fit
     into memory. After that ModelNotFound for damaged files, and ModelError for an adapter of
     another model.
     """
+    _check_device(device)
+    is_here = device == "cpu"
     source = find_source(name)
     if source.gguf is not None:
         dtype = dtype or torch.float32
@@ -79,12 +83,13 @@ def load_model(
     merged = None if adapter is None else find_adapter(adapter)
     quiet = _without_bar() if str(name) in EMBEDDED_NAMES else nullcontext()
     try:
-        check_fits(source, config, dtype, cache_bytes, available_bytes())
+        check_fits(source, config, dtype, cache_bytes if is_here else 0, available_bytes())
+        is_plain = is_here and merged is None and admission.doubt is None
         with quiet:
-            if backend == "transformers" or merged is not None or admission.doubt is not None:
-                model = _weights(source, config, dtype)
-            else:
+            if is_plain and backend != "transformers":
                 model = _proven_weights(source, config, dtype)
+            else:
+                model = _weights(source, config, dtype)
         tokenizer = source.load(AutoTokenizer.from_pretrained)
     except (OSError, ValueError, SafetensorError) as error:
         remedy = "; " + hub_hint() if source.is_hub else ""
@@ -92,9 +97,21 @@ def load_model(
             f"the model at {str(name)!r} cannot be loaded: {first_line(error)}{remedy}; complete "
             "the folder or download it again"
         ) from error
-    if merged is None:
-        return LoadedModel(model, tokenizer)
-    return LoadedModel(merged.merge(model), tokenizer, merged.digest())
+    digest = None
+    if merged is not None:
+        model, digest = merged.merge(model), merged.digest()
+    return LoadedModel(model if is_here else model.to(device), tokenizer, digest)
+
+
+def _check_device(device: str) -> None:
+    """Raise UnsupportedOption for one that is not there."""
+    try:
+        if torch.empty(0, device=device).device.type != "meta":
+            return
+        reason = "it has no memory"
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = first_line(error)
+    raise UnsupportedOption(f"device={device!r} cannot be used: {reason}")
 
 
 def _proven_weights(source: Source, config: Any, dtype: torch.dtype | None) -> Any:

@@ -574,3 +574,19 @@ def test_without_peft_an_adapter_is_an_error_that_says_what_to_install(
     monkeypatch.setattr(adapter, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedOption, match=r"pip install agentcache\[adapters\]"):
         load_model(folder, adapter=tmp_path)
+
+
+# ---- devices ----
+
+
+@pytest.mark.parametrize("device", ["nowhere", "meta", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused_before_any_weight_is_read(device: str) -> None:
+    with pytest.raises(UnsupportedOption, match=f"device='{device}' cannot be used: ."):
+        Runtime.load("tiny-hybrid", device=device)
+
+
+def test_graphs_are_refused_on_a_cpu_and_by_transformers() -> None:
+    with pytest.raises(UnsupportedOption, match="for models on a CUDA device"):
+        Runtime.load("tiny-hybrid", cuda_graphs=True)
+    with pytest.raises(UnsupportedOption, match="cuda_graphs needs the native backend"):
+        Runtime.load("tiny-hybrid", backend="transformers", cuda_graphs=True)
