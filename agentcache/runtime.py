@@ -122,6 +122,8 @@ class Runtime:
         make_policy(self.config.policy)  # or it is refused before a model is looked at
         self.clock = clock or SystemClock()
         self.tokenizer = Tokenizer(tokenizer)
+        # before the weights are moved: it reads them where they were loaded
+        self._fingerprint = fingerprint(model, self.tokenizer, weight_format)
         computing = make_backend(
             model,
             backend,
@@ -140,7 +142,6 @@ class Runtime:
         )
         self.registry: Registry[History] = Registry()
         self.recent = RecentConversations()
-        self._fingerprint = fingerprint(model, self.tokenizer, weight_format)
         self._adapter = adapter
         self._metrics = Metrics()
         self.events = Events()
