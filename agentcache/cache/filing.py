@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentcache.cache.memory import OutOfPages
-from agentcache.policy.coverage import is_checkpoint, link
 
 if TYPE_CHECKING:
     from agentcache.cache.forms import Forms
@@ -48,8 +47,6 @@ class Filing:
         if not self.file_snapshot(lease, node, row, state_pages):
             return False
         self._file_windows(lease, node)
-        if is_checkpoint(node):
-            link(node)
         self._news.filed(lease, node, tokens)
         lease.filed.append(node)
         return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentcache.policy.coverage import unlink
+from agentcache.policy.coverage import above, below
 from agentcache.tiers.demoted import Demoted
 from agentcache.tree.node import Residency
 
@@ -183,8 +183,8 @@ class Memory:
     def below(self, node: Node) -> list[Node]:
         """A node and all below it, parents first."""
         found = [node]
-        for above in found:
-            found.extend(above.children.values())
+        for each in found:
+            found.extend(each.children.values())
         return found
 
     def _take_checkpoint(self, node: Node, lower: LowerTier | None) -> bool:
@@ -200,7 +200,7 @@ class Memory:
     def _drop_checkpoint(self, node: Node) -> None:
         for kind in self._checkpoint_kinds(node):
             self._drop(node, kind)
-        for neighbour in unlink(node):  # the gaps around them have grown
+        for neighbour in (above(node), below(node)):  # the gaps around them have grown
             if neighbour is not None:
                 self.push(neighbour)
 
@@ -231,7 +231,6 @@ class Memory:
     def _apply(self, freed: Freed) -> None:
         for node in freed.removed:
             self._order.remove(node)
-            unlink(node)
             self._listeners.note("remove", node)
         for kind, data in freed.data:
             self._free(kind, data)

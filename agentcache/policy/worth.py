@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentcache.policy.coverage import is_checkpoint
+from agentcache.policy.coverage import above, is_checkpoint
 
 if TYPE_CHECKING:
     from agentcache.policy.base import Costs
@@ -34,13 +34,10 @@ def usable_above(node: Node) -> int:
     """Where a request would go on if the node's end were no boundary any more.
 
     Where there are checkpoints at all, that is the next one above; else wherever the edge begins.
-    Searched step by step: of a checkpoint that was put between two others, links may not know.
     """
     if not is_checkpoint(node):
         return node.start
-    before = node.parent
-    while before is not None and not is_checkpoint(before):
-        before = before.parent
+    before = above(node)
     return before.end if before is not None else 0
 
 

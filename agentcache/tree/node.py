@@ -55,15 +55,13 @@ class Node:
     part to a new node and leaves the lower part here. `raw` holds the tokens as int32 bytes, which
     are compact and compared as one block. Most nodes have one child, for which a dict would take as
     much as all the rest, so only several are kept in one. Counters are owned by the tree and by the
-    session references; `queue`, `stamp` and `weight` belong to the eviction order, `above` and
-    `below` to `policy.coverage`, `value` to the policy. `hits` counts the requests that went on
-    from here, or through here where the policy asks for it; `priority` is the highest of theirs.
+    session references; `queue`, `stamp` and `weight` belong to the eviction order, `value` to
+    the policy. `hits` counts the requests that went on from here, or through here where the policy
+    asks for it; `priority` is the highest of theirs.
     """
 
     __slots__ = (
         "_below",
-        "above",
-        "below",
         "data",
         "due",
         "end",
@@ -104,8 +102,6 @@ class Node:
         self.hits = 0
         self.priority = 0
         self.value: float | None = None
-        self.above: Node | None = None
-        self.below: Node | None = None
         self.expires: float | None = None
         self.due: float | None = None
         self.superseded = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from testkit.helpers import Agent, make_cache
 
-from agentcache.policy.coverage import above
 from agentcache.types import Kind
 
 
@@ -45,19 +44,3 @@ def test_head_of_sessions_that_take_turns_leaves_after_their_tips_and_idle_ones(
     while any(map(stands, [*agents, idle])):
         assert Kind.STATE in node.data, "the head left while a tip stood"
         assert cache.evict_one()
-
-
-def test_checkpoint_above_forgets_one_that_left_the_tree() -> None:
-    cache = make_cache(num_pages=100)
-    agent = Agent(cache)
-    for turn in range(3):
-        agent.turn(some(8, turn), some(4, 9))
-    leaf = agent.frontier
-    assert leaf is not None
-    before = above(leaf)
-    assert before is not None
-    assert before.below is leaf
-    agent.close()
-    while leaf.generation == 0:
-        assert cache.evict_one()
-    assert before.below is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from testkit.helpers import Forest, ids
 
-from agentcache.policy.coverage import above, is_checkpoint, link, spacing, unlink
+from agentcache.policy.coverage import above, below, is_checkpoint, spacing
 from agentcache.policy.eviction import make_policy
 from agentcache.policy.ranked import EvictionOrder
 from agentcache.tree.node import Node, Residency
@@ -20,16 +20,13 @@ def span(stop: int) -> np.ndarray:
 
 
 def chain(forest: Forest, *ends: int) -> list[Node]:
-    nodes = [forest.add(span(end)) for end in ends]
-    for node in nodes:
-        link(node)
-    return nodes
+    return [forest.add(span(end)) for end in ends]
 
 
 def drop(forest: Forest, node: Node) -> tuple[Node | None, Node | None]:
-    """What the cache does when a checkpoint leaves and its node stays."""
+    """A checkpoint leaves and its node stays; the neighbours."""
     forest.tree.drop(node, Kind.STATE, 0.0)
-    return unlink(node)
+    return above(node), below(node)
 
 
 def test_node_is_a_checkpoint_by_what_it_holds_besides_its_edge() -> None:
@@ -44,45 +41,46 @@ def test_node_is_a_checkpoint_by_what_it_holds_besides_its_edge() -> None:
     assert not is_checkpoint(node)
 
 
-def test_checkpoint_that_leaves_tells_its_neighbours_on_the_path() -> None:
+def test_hole_of_a_checkpoint_grows_when_its_neighbours_leave() -> None:
     forest = Forest()
     a, b, c, d = chain(forest, 10, 20, 30, 40)
     assert drop(forest, a) == (None, b)
     assert drop(forest, c) == (b, d)
-    assert (above(d), above(b)) == (b, None)
+    assert (above(d), above(b), below(b)) == (b, None, d)
     assert spacing(b) == pytest.approx(40 / sqrt(40))
-    assert drop(forest, d) == (b, None)
-    assert spacing(b) == pytest.approx(20 / sqrt(20)), "nothing below: the hole ends with it"
 
 
-def test_checkpoint_filed_between_two_is_linked_between_them() -> None:
+def test_checkpoint_filed_between_two_is_the_neighbour_of_both() -> None:
     forest = Forest()
-    a, c = chain(forest, 10, 40)
+    a, c, d = chain(forest, 10, 40, 50)
+    assert above(c) is a  # asked before there is another one, and of what lies below it too
+    assert above(d) is c
     (b,) = chain(forest, 20)
-    assert (above(b), above(c)) == (a, b)
+    assert (above(b), above(c), below(a), below(b)) == (a, b, b, c)
     assert spacing(b) == pytest.approx(30 / sqrt(40))
     assert spacing(a) == pytest.approx(20 / sqrt(20))
 
 
-def test_above_a_branch_the_last_one_linked_counts() -> None:
+def test_checkpoint_that_comes_back_is_the_neighbour_again() -> None:
+    forest = Forest()
+    a, b, c = chain(forest, 10, 20, 40)
+    drop(forest, b)
+    assert (above(c), below(a)) == (a, c)
+    b.data[Kind.STATE] = Residency(ids(1), 20)
+    assert (above(c), below(a)) == (b, b)
+
+
+def test_hole_ends_where_the_path_parts_or_ends() -> None:
     forest = Forest()
     a, left = chain(forest, 10, 40)
-    right = forest.add(np.append(span(20), [99] * 40).astype(np.int32))
-    link(right)
-    assert above(left) is above(right) is a
-    assert spacing(a) == pytest.approx(60 / sqrt(60))
-    assert drop(forest, right) == (a, None)
-    assert spacing(a) == pytest.approx(10 / sqrt(10))
-    assert above(left) is a
-
-
-def test_search_above_is_short_once_it_was_made() -> None:
-    forest = Forest()
-    nodes = chain(forest, *range(2, 802, 2))
-    for node in nodes[1:-1]:
-        drop(forest, node)
-    assert nodes[-1].above is nodes[0], "linked by the one that left before it"
-    assert above(nodes[-1]) is nodes[0]
+    forest.add(np.append(span(20), [99] * 40).astype(np.int32))
+    fork = left.parent
+    assert fork is not None
+    assert fork.end == 20
+    assert (above(left), below(a)) == (a, fork)
+    assert spacing(a) == pytest.approx(20 / sqrt(20))
+    assert below(fork) is below(left) is None
+    assert spacing(left) == pytest.approx(30 / sqrt(40))
 
 
 def test_hole_is_measured_from_checkpoint_to_checkpoint_and_weighed_by_depth() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from testkit.helpers import Forest, ids
 
 from agentcache.errors import ConfigError, UnknownPolicy
-from agentcache.policy.coverage import link
 from agentcache.policy.eviction import make_policy
 from agentcache.policy.ranked import EvictionOrder, RankedPolicy
 from agentcache.tree.node import Node, Residency
@@ -299,8 +298,6 @@ def test_share_follows_what_happens_to_the_entries(how: str) -> None:
 def test_checkpoint_in_the_middle_leaves_by_the_hole_it_would_leave() -> None:
     forest = Forest()
     chain = [forest.add(ids(*range(end))) for end in (10, 20, 30, 34, 60)]
-    for each in chain:
-        link(each)
     for each in chain[:-1]:
         each.superseded = True
     # 30 leaves a hole from 20 to 34: the smallest, for what its depth is

@@ -13,7 +13,6 @@ from testkit.helpers import Forest, ids
 from agentcache.errors import UnknownPolicy
 from agentcache.policy.base import Costs
 from agentcache.policy.cost import FlopsModel
-from agentcache.policy.coverage import link
 from agentcache.policy.eviction import POLICIES, make_policy
 from agentcache.policy.gdsf import GDSF
 from agentcache.policy.marconi import Marconi
@@ -54,10 +53,7 @@ def drain(policy: Policy, nodes: Sequence[Node], num_pages: int = 0) -> list[Nod
 
 
 def chain(forest: Forest, *ends: int) -> list[Node]:
-    nodes = [forest.add(ids(*range(end))) for end in ends]
-    for each in nodes:
-        link(each)
-    return nodes
+    return [forest.add(ids(*range(end))) for end in ends]
 
 
 def test_entry_saves_the_work_since_the_next_usable_ancestor() -> None:
@@ -74,7 +70,7 @@ def test_checkpoint_put_between_two_others_is_the_next_one_for_the_lower() -> No
     forest = Forest()
     _, end = chain(forest, 10, 30)
     assert usable_above(end) == 10
-    link(forest.add(np.append(ids(*range(10)), [99]).astype(np.int32)))
+    forest.add(np.append(ids(*range(10)), [99]).astype(np.int32))
     (middle,) = chain(forest, 20)
     assert end.parent is middle
     assert usable_above(end) == 20
@@ -235,8 +231,6 @@ def test_gdsf_leaves_what_was_filed_just_now_for_last_and_what_others_branch_off
     forest = Forest()
     (head,) = chain(forest, 10)
     ends = [forest.add(np.append(ids(*range(10)), [at] * 90).astype(np.int32)) for at in (50, 60)]
-    for each in ends:
-        link(each)
     order = GDSF(COSTS).order(0)
     for each in (head, *ends):
         order.push(each, 1.0)
@@ -300,7 +294,6 @@ def test_marconi_leaves_what_others_branch_off_from_for_last() -> None:
     (head,) = chain(forest, 10)
     ends = [forest.add(np.append(ids(*range(10)), [at] * 5).astype(np.int32)) for at in (50, 60)]
     for at, each in enumerate(ends):
-        link(each)
         each.last_access = at + 1.0
     assert drain(Marconi(COSTS, 0.0), [head, *ends]) == [*ends, head]
 
