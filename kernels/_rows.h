@@ -35,7 +35,8 @@
 #endif
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+/* What is compiled besides is for processors with AVX2 (setup.py). */
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "default")))
 #else
 #define CLONES
 #endif

@@ -12,6 +12,7 @@ off.
 from __future__ import annotations
 
 import os
+import platform
 import time
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
@@ -53,7 +54,14 @@ _FLOATS = frozenset({torch.float32, torch.bfloat16})
 IS_COMPILED = False
 """Whether the compiled forms are in use."""
 
-if os.environ.get("AGENTCACHE_PURE_PYTHON", "0") == "0":
+
+def _is_known_processor() -> bool:
+    """Whether this processor has the instructions that the compiled forms are made of."""
+    is_x86_64 = platform.machine() == "x86_64"
+    return not is_x86_64 or torch.backends.cpu.get_cpu_capability().startswith("AVX")
+
+
+if os.environ.get("AGENTCACHE_PURE_PYTHON", "0") == "0" and _is_known_processor():
     try:
         # it takes the OpenMP that torch has loaded by now
         from agentcache.kernels import _rows

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -265,3 +269,15 @@ def test_many_normed_rows_are_the_same_on_any_number_of_threads(dtype: torch.dty
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         assert torch.equal(rows.rms_norm(x, weight, 1e-5), alone)
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_a_processor_without_the_instructions_takes_the_formulas(capability: str) -> None:
+    """Which PyTorch tells, as it does where its own kernels are kept to less."""
+    code = "from agentcache.kernels import rows; print(rows.IS_COMPILED)"
+    env = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    expected = rows.IS_COMPILED and (capability != "default" or platform.machine() != "x86_64")
+    assert told.stdout.strip() == str(expected)

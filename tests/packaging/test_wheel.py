@@ -20,6 +20,7 @@ import pytest
 from agentcache.kernels import rows
 from agentcache.pools.pages import IS_COMPILED
 
+pytestmark = pytest.mark.timeout(600)  # a wheel is compiled for a minute
 ROOT = Path(__file__).parents[2]
 ROOMS = ["engine", "kernels", "integrations"]
 SOURCES = ["pyproject.toml", "setup.py", "README.md", "LICENSE", "agentcache", *ROOMS]
