@@ -63,9 +63,9 @@ def load_model(
     not set.
 
     Raises, before any weight is read: ModelNotFound, naming what was tried; UnsupportedModel;
-    UnsupportedOption where a package or the device is missing; ModelTooLarge where weights and cache do not fit
-    into memory. After that ModelNotFound for damaged files, and ModelError for an adapter of
-    another model.
+    UnsupportedOption where a package or the device is missing; ModelTooLarge where weights and
+    cache do not fit into memory. After that ModelNotFound for damaged files, and ModelError for an
+    adapter of another model.
     """
     _check_device(device)
     is_here = device == "cpu"
