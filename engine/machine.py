@@ -8,13 +8,14 @@ import mmap
 import os
 import platform
 import re
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 __all__ = [
     "available_bytes",
@@ -53,13 +54,17 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def drop_file_pages(suffix: str, root: Path = _ROOT) -> int:
-    """Let go of what this process has read of mapped files with names that end so; returns how many
-    bytes. They are read again where they are needed. A mapping that was written to stays.
+def drop_file_pages(addresses: Iterable[int], root: Path = _ROOT) -> int:
+    """Let go of what this process has read of the files that are mapped where these addresses are;
+    returns how many bytes. They are read again where they are needed. A mapping that was written to
+    stays. By address, since a file has any name: one of the Hub's cache has that of its digest.
     """
+    places = sorted(addresses)
     dropped = 0
     for mapping in _mappings(root):
-        if mapping.path.endswith(suffix) and mapping.is_clean:
+        at = bisect_left(places, mapping.start)
+        is_meant = at < len(places) and places[at] < mapping.start + mapping.size
+        if is_meant and mapping.is_clean:
             with suppress(AttributeError, OSError, TypeError):
                 address, size = ctypes.c_void_p(mapping.start), ctypes.c_size_t(mapping.size)
                 if ctypes.CDLL(None).madvise(address, size, mmap.MADV_DONTNEED) == 0:
@@ -71,7 +76,6 @@ def drop_file_pages(suffix: str, root: Path = _ROOT) -> int:
 class _Mapping:
     """A piece of this process's memory. is_clean: nothing of it differs from its file."""
 
-    path: str
     start: int
     size: int
     resident: int
@@ -84,15 +88,15 @@ def _mappings(root: Path) -> Iterator[_Mapping]:
     for text in given:
         head, _, rest = text.partition("\n")
         words = head.split(maxsplit=5)
-        if len(words) < 6:
+        if len(words) < 6 or not words[5].startswith("/"):
             continue
         start, stop = (int(number, 16) for number in words[0].split("-"))
         sizes = {
             name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+): +(\d+) kB", rest, re.M)
         }
-        # what lacks the line may have been written to
-        is_clean = sizes.get("Anonymous", 1) == 0
-        yield _Mapping(words[5], start, stop - start, sizes.get("Rss", 0), is_clean)
+        # What was written may have been swapped out since; what lacks the lines may be either.
+        is_clean = sizes.get("Anonymous", 1) == sizes.get("Swap", 0) == 0
+        yield _Mapping(start, stop - start, sizes.get("Rss", 0), is_clean)
 
 
 def processor(root: Path = _ROOT) -> str:

@@ -60,6 +60,7 @@ class NativeBackend:
         self.kv_layout = description.kv
         self.state_layout = description.state
         weights = Weights.of(model)
+        self._loaded_at = tuple(tensor.data_ptr() for tensor in weights.tensors.values())
         with torch.no_grad(), self.device:  # what is made on the way lies beside the weights
             self._model = NATIVE[self.model_type](config, weights)
         weights.check_all_used()
@@ -85,7 +86,7 @@ class NativeBackend:
         many bytes. What was read of their files is let go of."""
         moved = move_weights(self._model.roundable())
         if moved:
-            drop_file_pages(".safetensors")
+            drop_file_pages(self._loaded_at)
             self._steps = self._recorded_steps()  # these know addresses
         return moved
 
