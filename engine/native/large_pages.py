@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from agentcache.engine.machine import available_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -37,12 +39,12 @@ def move_weights(parts: Iterable[Weighted]) -> int:
     """Copy the weights of these, on a CPU, into one piece of memory in large pages; returns how
     many bytes that are.
 
-    Nothing is moved, and it returns 0, where the system offers no such pages or has no memory, and
-    where there are few weights.
+    Nothing is moved, and it returns 0, where the system offers no such pages, where a copy does not
+    fit into memory, and where there are few weights.
     """
     moved = [part for part in parts if part.weight.is_cpu and part.weight.is_contiguous()]
     total = sum(_room(part.weight) for part in moved)
-    if total < _LEAST or not _are_offered():
+    if total < _LEAST or not _are_offered() or total > available_bytes():
         return 0
     try:
         memory = mmap.mmap(-1, total + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -85,6 +85,19 @@ def test_where_there_is_no_memory_weights_stay(monkeypatch: pytest.MonkeyPatch) 
     assert move_weights([Linear(torch.ones(10, 10))]) == 0
 
 
+@needs_large_pages
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_weights_stay_where_a_copy_would_not_fit(
+    is_enough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux grants more memory than there is, and kills who writes to it."""
+    part = Linear(torch.ones(2200, 1000))
+    size = part.weight.nbytes
+    free = size if is_enough else size - 1
+    monkeypatch.setattr(large_pages, "available_bytes", lambda: free)
+    assert move_weights([part]) == (size if is_enough else 0)
+
+
 @pytest.mark.usefixtures("all_move")
 @needs_large_pages
 @pytest.mark.parametrize("weight_format", ["unchanged", "int8"])
