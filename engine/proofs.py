@@ -93,11 +93,13 @@ def subject_of(source: Source, config: Any, dtype: torch.dtype | None) -> Subjec
     """A model that a proof may be about; None where it is loaded in any but the plain way.
 
     That is: no safetensors files or others beside them, a packed form, a model that sees, settings
-    that have other weights loaded, or no native backend.
+    that have other weights loaded, or no native backend. Nor is there one where proofs are turned
+    off, or where there is no home folder to keep them in.
     """
     folder = source.folder
-    is_off = os.environ.get("AGENTCACHE_NO_PROOFS", "0") != "0"
-    if is_off or folder is None or source.gguf is not None or text_config(config) is not config:
+    if folder is None or source.gguf is not None or text_config(config) is not config:
+        return None
+    if not _are_kept():
         return None
     other = ("quantization_config", "transformers_weights", "fusion_config", "extra_files")
     if not has_native(config.model_type) or any(getattr(config, name, None) for name in other):
@@ -113,6 +115,14 @@ def subject_of(source: Source, config: Any, dtype: torch.dtype | None) -> Subjec
         return None  # what is wrong is told by whoever loads it
     names = {name: each for part in stored for name, each in part.items()}
     return Subject(folder, config, names, dtype) if len(names) == sum(map(len, stored)) else None
+
+
+def _are_kept() -> bool:
+    try:
+        cache_home()
+    except RuntimeError:  # a user that the system does not know, as in some containers
+        return False
+    return os.environ.get("AGENTCACHE_NO_PROOFS", "0") == "0"
 
 
 def find_proven(subject: Subject, stock: Callable[[], Any]) -> MappedModel | None:
@@ -206,15 +216,19 @@ def _write(path: Path, proof: Proof) -> None:
 
 
 def _read(path: Path) -> Proof | None:
-    """A proof that is whole, about this and made by this code."""
+    """A proof that is whole, about this and made by this code, and by this user: kernels write to
+    memory that is laid out by it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            if hasattr(os, "geteuid") and os.fstat(file.fileno()).st_uid != os.geteuid():
+                return None
+            content = json.load(file)
         text = content["proof"]
         if content["sha256"] != digest_of([path.name, text]):
             return None
         found = json.loads(text)
         return _decoded(found) if found["made_by"] == _code() else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -235,11 +236,12 @@ def a_folder(path: Path) -> None:
         lambda path: path.write_bytes(b"\xff" + path.read_bytes()),
         lambda path: path.write_text("[]"),
         lambda path: path.write_text('{"sha256": null, "proof": null}'),
+        lambda path: path.write_text("[" * 100_000),
         flipped,
         of_another,
         a_folder,
     ],
-    ids=["cut", "no text", "a list", "nulls", "a digit", "foreign", "a folder"],
+    ids=["cut", "no text", "a list", "nulls", "nested", "a digit", "foreign", "a folder"],
 )
 def test_a_damaged_proof_is_no_proof(
     folder: Path, home: Path, damage: Callable[[Path], object]
@@ -290,6 +292,33 @@ def test_nothing_is_left_of_a_write_that_failed(
     monkeypatch.setattr(Path, "replace", full)
     prove(folder)
     assert kept(home) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners")
+def test_a_proof_of_another_user_is_none(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that several write to anyone could say how memory is laid out."""
+    prove(folder)
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    prove(folder)
+    monkeypatch.undo()
+    monkeypatch.setenv("AGENTCACHE_HOME", str(home))
+    assert isinstance(load(folder), MappedModel)
+
+
+def test_a_user_without_a_home_folder_loads_models_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("AGENTCACHE_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    prove(folder)
+    prove(folder)
 
 
 def test_they_can_be_turned_off(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
