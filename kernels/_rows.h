@@ -211,7 +211,7 @@ INLINE void finish4(const product *p, int64_t r, int64_t o, vf4 s) {
                 wv[b] = GET_W((o + b) * p->in + i);                                               \
                 if (FROM <= b && b < TO)                                                          \
                     __builtin_prefetch(at(p->w, (o + NUM_O + FROM) * p->in + i * (TO - FROM)      \
-                                          + (b - FROM) * WIDTH, kind), 0, NUM_R < 4 ? 0 : 3);     \
+                                          + (b - FROM) * WIDTH, kind));                           \
             }                                                                                     \
             for (int a = 0; a < NUM_R; a++) {                                                     \
                 VECTOR xv = GET_X((R + a) * p->in + i);                                           \
