@@ -136,7 +136,7 @@ def linear_reference(
     y = x.float() @ weight.float().T
     for factor, is_sum in ((weight_scale, False), (bias, True), (scale, False)):
         if factor is not None:
-            y = y + factor if is_sum else y * factor
+            y = y.add_(factor) if is_sum else y.mul_(factor)
     return y.to(x.dtype)
 
 

@@ -164,7 +164,7 @@ def _product(
     if way == "compiled":
         return rows.linear(x, weight, weight_scale=weight_scale, bias=bias, scale=scale)
     if way == "widened":
-        return _widened(x, weight, weight_scale, bias, scale)
+        return rows.linear_reference(x, weight, weight_scale=weight_scale, bias=bias, scale=scale)
     y = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
     return y if scale is None else (y * scale).to(y.dtype)
 
@@ -178,19 +178,3 @@ def _way(x: Tensor, weight: Tensor) -> rows.Way:
     if is_rounded:  # PyTorch would take it as float32 as well
         return "compiled" if rows.way_of_many(torch.float32) == "compiled" else "widened"
     return rows.way_of_many(weight.dtype)
-
-
-def _widened(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-) -> Tensor:
-    """Many rows with narrow weights."""
-    y = F.linear(x.float(), weight.float())
-    if weight_scale is not None:
-        y.mul_(weight_scale)
-    if bias is not None:
-        y.add_(bias)
-    return (y if scale is None else y.mul_(scale)).to(x.dtype)

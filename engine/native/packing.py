@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentcache.engine.backend import Batch, Capture, Span
     from agentcache.pools.tensors import TensorPools
 
-__all__ = ["KVPlaces", "Pass", "Run"]
+__all__ = ["KVPlaces", "OfPositions", "Pass", "Run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,27 @@ class Runs:
         return self
 
 
+class OfPositions:
+    """What is computed of the positions of some tokens, once for each key."""
+
+    def __init__(self, positions: Tensor) -> None:
+        self._positions = positions
+        self._made: dict[object, tuple[Tensor, Tensor]] = {}
+
+    def __call__(
+        self, key: object, make: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """What `make` computes of them."""
+        if key not in self._made:
+            self._made[key] = make(self._positions)
+        return self._made[key]
+
+
 class Pass:
     """A batch with its tokens packed: those of spans of one token first, then span by span.
 
-    ids, positions: [N]. steps: how many spans have one token. runs: the others. order: of each
-    span of the batch its place in the pass.
+    ids, positions: [N]. once: what is made of the positions. steps: how many spans have one token.
+    runs: the others. order: of each span of the batch its place in the pass.
     """
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
@@ -109,21 +125,13 @@ class Pass:
         self.ids = torch.from_numpy(ids).to(device).long()
         self.positions = torch.cat([torch.arange(s.start, s.stop) for s in self.spans]).to(device)
         self._places: dict[str, KVPlaces] = {}
-        self._made: dict[object, tuple[Tensor, Tensor]] = {}
+        self.once = OfPositions(self.positions)
 
     def places(self, kind: str) -> KVPlaces:
         """Where a kind of KV lies for this pass."""
         if kind not in self._places:
             self._places[kind] = self._find_places(kind)
         return self._places[kind]
-
-    def once(
-        self, key: object, make: Callable[[Tensor], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        """What `make` computes of the positions, once a pass for each key."""
-        if key not in self._made:
-            self._made[key] = make(self.positions)
-        return self._made[key]
 
     @cached_property
     def step_rows(self) -> Tensor:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
+from agentcache.engine.native.packing import OfPositions
 from agentcache.kernels.recording import Unrecordable
 from agentcache.kernels.row_attention import KeyRuns
 from agentcache.kernels.row_moves import scatter
@@ -127,14 +128,6 @@ class Step:
         """Where a kind of KV lies."""
         return self._places[kind]
 
-    def once(
-        self, key: object, make: Callable[[Tensor], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        """What `make` computes of the positions, once a step for each key."""
-        if key not in self._made:
-            self._made[key] = make(self.positions)
-        return self._made[key]
-
     def next_block(self) -> None:
         """What the block before the last has made is not needed any more."""
         self._next_block()
@@ -177,7 +170,7 @@ class Step:
 
     def _begin(self) -> None:
         """What was made of the numbers before is to be made anew."""
-        self._made: dict[object, tuple[Tensor, Tensor]] = {}
+        self.once = OfPositions(self.positions)
         given = self._numbers.given
         self._places = {
             group.kind: StepPlaces(

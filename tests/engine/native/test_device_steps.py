@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from agentcache.engine.backend import Batch, Span
 from agentcache.engine.families.tiny import VARIANTS, build
+from agentcache.engine.native import steps as steps_module
 from agentcache.engine.native.backend import NativeBackend
 from agentcache.engine.native.families import NATIVE
 from agentcache.engine.native.linear import LinearStack
@@ -159,6 +160,18 @@ def test_grouped_experts_are_the_experts(gated: bool) -> None:
     expected = experts._by_expert(x, chosen, weights)
     found = experts._grouped(x, chosen, weights)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_device_has_what_was_sent_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over memory of a CPU that stands for the device's: until then it has what it had."""
+    monkeypatch.setattr(torch, "zeros_like", lambda host, device: host.clone())
+    numbers = steps_module._Numbers({"ids": (2,), "runs": (1, 2)}, torch.device("meta"))
+    numbers.host["ids"][:] = [5, 6]
+    numbers.host["runs"][:] = [[7, 8]]
+    assert numbers.given["ids"].tolist() == [0, 0]
+    numbers.send()
+    assert numbers.given["ids"].tolist() == [5, 6]
+    assert numbers.given["runs"].tolist() == [[7, 8]]
 
 
 # ---- that nothing waits ----

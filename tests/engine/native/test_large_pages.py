@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from testkit.models import tokenizer
+from testkit.sequences import World
 
 from agentcache.engine.backends import make_backend
 from agentcache.engine.families.tiny import build
@@ -116,6 +117,19 @@ def test_a_backend_computes_the_same(name: str, weight_format: WeightFormat) -> 
 
 
 SIZE = 1 << 22
+
+
+@pytest.mark.usefixtures("all_move")
+@needs_large_pages
+def test_steps_recorded_before_are_not_played_on_what_was_left_behind() -> None:
+    backend = NativeBackend(build("granitemoehybrid"))
+    played, passed = World(backend), World(backend)
+    assert torch.equal(played.step([0, 1]), passed.passed([0, 1]))
+    left = [part.weight for part in backend._model.roundable()]
+    assert backend.move_weights()
+    for weight in left:
+        weight.fill_(torch.nan)
+    assert torch.equal(played.step([0, 1]), passed.passed([0, 1]))
 
 
 def mapped(file: Path) -> torch.Tensor:
