@@ -68,7 +68,7 @@ def load_model(
     adapter of another model.
     """
     _check_device(device)
-    is_here = device == "cpu"
+    is_here = torch.device(device).type == "cpu"
     source = find_source(name)
     if source.gguf is not None:
         dtype = dtype or torch.float32
